@@ -1,0 +1,55 @@
+"""Names that users see: the driver, DeviceClasses, attributes and config kinds.
+
+Bare attribute names are filed under the driver's domain by the API server; railmate writes them
+qualified, so that they stay ``railmate.dev/…`` whatever ``--driver-name`` says.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+DRIVER_NAME: Final = "railmate.dev"
+DOMAIN: Final = "railmate.dev"
+
+# --- DeviceClasses
+CLASS_GPU: Final = "gpu.railmate.dev"
+CLASS_RDMA_VF: Final = "rdma-vf.railmate.dev"
+CLASS_PAIR: Final = "gpu-rdma-pair.railmate.dev"
+
+# --- values of the `kind` attribute
+KIND_GPU: Final = "gpu"
+KIND_RDMA_VF: Final = "rdma-vf"
+KIND_PAIR: Final = "pair"
+
+# --- standard attributes (k8s.io/dynamic-resource-allocation/deviceattribute)
+PCI_BUS_ID: Final = "resource.kubernetes.io/pciBusID"
+PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
+NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
+
+# --- ours
+KIND: Final = f"{DOMAIN}/kind"
+PCIE_SWITCH: Final = f"{DOMAIN}/pcieSwitch"
+RAIL: Final = f"{DOMAIN}/rail"
+TOPOLOGY_SOURCE: Final = f"{DOMAIN}/topologySource"
+MACHINE_CLASS: Final = f"{DOMAIN}/machineClass"
+VENDOR: Final = f"{DOMAIN}/vendor"
+PRODUCT: Final = f"{DOMAIN}/product"
+UUID: Final = f"{DOMAIN}/uuid"
+ARCHITECTURE: Final = f"{DOMAIN}/architecture"
+DRIVER_VERSION: Final = f"{DOMAIN}/driverVersion"
+MEMORY: Final = f"{DOMAIN}/memory"  # a capacity, bytes
+PF_NAME: Final = f"{DOMAIN}/pfName"
+PF_PCI_BUS_ID: Final = f"{DOMAIN}/pfPciBusID"
+VF_INDEX: Final = f"{DOMAIN}/vfIndex"
+LINK_LAYER: Final = f"{DOMAIN}/linkLayer"
+LINK_SPEED: Final = f"{DOMAIN}/linkSpeed"  # Mbit/s
+RDMA_DEVICE: Final = f"{DOMAIN}/rdmaDevice"
+MODE: Final = f"{DOMAIN}/mode"  # "vf" or "pf"
+DISTANCE: Final = f"{DOMAIN}/distance"
+GPU_PCI_BUS_ID: Final = f"{DOMAIN}/gpuPciBusID"
+NIC_PCI_BUS_ID: Final = f"{DOMAIN}/nicPciBusID"
+INTERFACE: Final = f"{DOMAIN}/interface"  # in device metadata only: the netdev's name in the pod
+
+# --- config
+CONFIG_API_VERSION: Final = "railmate.dev/v1alpha1"
+CONFIG_KIND_RDMA_VF: Final = "RdmaVfConfig"

@@ -1,0 +1,110 @@
+"""One CDI spec a claim: kind ``<driver>/claim``, one CDI device for each allocated device.
+
+The device names hold the claim's UID, since runtimes cache specs and a device name must never mean
+two things. Pure: what goes in is decided by ``railmate.claims``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: hostPath of deviceNodes came with 0.5.0; nothing newer is used, so older runtimes read it too.
+CDI_VERSION = "0.5.0"
+#: Seconds. The gate reads one small file; a hook that hangs would hang the container's start.
+_HOOK_TIMEOUT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    path: str  # in the container
+    host_path: str  # on the node
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The createRuntime hook that lets a container start only when its sandbox holds the claim's devices."""
+
+    executable: Path  # on the node
+    attached_dir: Path  # on the node
+    claim_uid: str
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class CdiDevice:
+    name: str
+    nodes: tuple[DeviceNode, ...] = ()
+    metadata_file: Path | None = None  # on the node
+    metadata_mount: str | None = None  # in the container
+    gate: Gate | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Runtimes refuse a CDI device that edits nothing."""
+        return not (self.nodes or self.metadata_file or self.gate)
+
+
+def kind(driver: str) -> str:
+    return f"{driver}/claim"
+
+
+def device_id(driver: str, name: str) -> str:
+    """The fully qualified name that the kubelet passes on: ``<driver>/claim=<name>``."""
+    return f"{kind(driver)}={name}"
+
+
+def device_name(claim_uid: str, device: str) -> str:
+    return f"{claim_uid}-{device}"
+
+
+def claim_uid_of(driver: str, cdi_id: str) -> str | None:
+    """The claim behind one of our CDI IDs, None for anybody else's."""
+    prefix = f"{kind(driver)}="
+    if not cdi_id.startswith(prefix):
+        return None
+    return cdi_id.removeprefix(prefix)[:36]  # a UID is a UUID in text form: 36 characters
+
+
+def file_name(driver: str, claim_uid: str) -> str:
+    """One file a claim. The name is ours to choose; the driver's name in it keeps drivers apart."""
+    return f"{driver}-claim-{claim_uid}.json"
+
+
+def render(driver: str, devices: Sequence[CdiDevice]) -> dict[str, Any]:
+    """The spec as a JSON object. Devices that edit nothing are left out."""
+    return {
+        "cdiVersion": CDI_VERSION,
+        "kind": kind(driver),
+        "devices": [{"name": d.name, "containerEdits": _edits(d)} for d in devices if not d.is_empty],
+    }
+
+
+def _edits(device: CdiDevice) -> dict[str, Any]:
+    edits: dict[str, Any] = {}
+    if device.nodes:
+        edits["deviceNodes"] = [
+            {"path": n.path, "hostPath": n.host_path, "permissions": "rw"} for n in device.nodes
+        ]
+    if device.metadata_file and device.metadata_mount:
+        edits["mounts"] = [
+            {
+                "hostPath": str(device.metadata_file),
+                "containerPath": device.metadata_mount,
+                "options": ["ro", "bind", "nosuid", "nodev", "noexec"],
+            }
+        ]
+    if device.gate:
+        gate = device.gate
+        edits["hooks"] = [
+            {
+                "hookName": "createRuntime",
+                "path": str(gate.executable),
+                # argv[0] first, as OCI hooks want it
+                "args": [gate.executable.name, str(gate.attached_dir), gate.claim_uid, gate.driver],
+                "timeout": _HOOK_TIMEOUT,
+            }
+        ]
+    return edits

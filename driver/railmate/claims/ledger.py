@@ -1,0 +1,111 @@
+"""The ledger: one JSON file a claim in the plugin directory, written before anything is promised.
+
+Unprepare knows a claim's UID only, and the claim may be gone from the API by then: the ledger alone
+says what to give back. A file that cannot be read is set aside, never a reason to stop.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from railmate import files
+from railmate.claims.records import Entry
+
+log = logging.getLogger(__name__)
+
+
+class Ledger:
+    """Entries by claim UID. Use it inside ``locked``: two instances of the driver share it while one
+    replaces the other (rolling update)."""
+
+    def __init__(self, plugin_dir: Path) -> None:
+        self.plugin_dir = plugin_dir
+        self._claims = plugin_dir / "claims"
+        self._attached = plugin_dir / "attached"
+        for directory in (plugin_dir, self._claims, self._attached):
+            directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._thread_lock = threading.RLock()
+        self._depth = 0
+        self._lock_file = plugin_dir / "serialize.lock"
+        self._descriptor: int | None = None
+
+    @property
+    def attached_dir(self) -> Path:
+        """Holds ``<claim uid>.<sandbox id>`` for each claim whose devices are in that sandbox."""
+        return self._attached
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One thread of one instance at a time. Re-entrant within a thread."""
+        with self._thread_lock:
+            if self._depth == 0:
+                self._descriptor = os.open(self._lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0 and self._descriptor is not None:
+                    os.close(self._descriptor)
+                    self._descriptor = None
+
+    def entries(self) -> dict[str, Entry]:
+        """All entries that can be read. Others are set aside as ``<name>.bad``."""
+        found: dict[str, Entry] = {}
+        for path in sorted(self._claims.glob("*.json")):
+            entry = self._read(path)
+            if entry is not None:
+                found[entry.claim.uid] = entry
+        return found
+
+    def get(self, uid: str) -> Entry | None:
+        path = self._path(uid)
+        return self._read(path) if path.exists() else None
+
+    def put(self, entry: Entry, *, durable: bool = True) -> None:
+        """Write the entry; ``durable`` entries survive a power cut, others only this process."""
+        files.write_json(self._path(entry.claim.uid), entry.to_json(), durable=durable)
+
+    def drop(self, uid: str) -> None:
+        files.remove(self._path(uid))
+
+    # --- the gate's markers
+    def open_gate(self, uid: str, sandbox: str) -> None:
+        """Let containers of this sandbox start: the claim's devices are in it."""
+        files.write_bytes(self._attached / f"{uid}.{sandbox}", b"", durable=False)
+
+    def close_gate(self, uid: str) -> None:
+        for marker in self._attached.glob(f"{uid}.*"):
+            files.remove(marker)
+
+    def _path(self, uid: str) -> Path:
+        if not uid or not all(c.isalnum() or c in "-_" for c in uid):
+            raise ValueError(f"{uid!r} is no claim UID")
+        return self._claims / f"{uid}.json"
+
+    def _read(self, path: Path) -> Entry | None:
+        try:
+            return Entry.from_json(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            aside = path.with_suffix(".bad")
+            log.error("ledger entry %s cannot be read (%s); set aside as %s", path, error, aside.name)
+            try:
+                path.rename(aside)
+            except OSError as second:
+                log.error("ledger entry %s cannot be set aside either: %s", path, second)
+            return None
+
+
+def boot_id(proc: Path = Path("/proc")) -> str:
+    """Changes with every boot (kernel Documentation/admin-guide/sysctl/kernel.rst, random/boot_id)."""
+    return (proc / "sys/kernel/random/boot_id").read_text().strip()

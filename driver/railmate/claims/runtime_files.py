@@ -1,0 +1,80 @@
+"""Writes and removes what the container runtime reads for a claim: the CDI spec and metadata files.
+
+Everything comes from the ledger entry, so it can be written again at any time: the CDI directory is
+usually a tmpfs, and gone after a reboot.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from railmate import files
+from railmate.cdi import spec
+from railmate.claims import metadata
+from railmate.claims.records import Entry
+
+
+class RuntimeFiles:
+    def __init__(self, driver: str, plugin_dir: Path, cdi_dir: Path, gate: Path) -> None:
+        """``gate`` is the hook executable; all paths are the node's as well as ours."""
+        self._driver, self._cdi_dir, self._gate = driver, cdi_dir, gate
+        self._attached_dir = plugin_dir / "attached"
+        self._metadata_dir = plugin_dir / "dra-device-metadata"
+
+    def write(self, entry: Entry) -> None:
+        """Metadata first: a spec must not name a file that is not there."""
+        for request in metadata.requests(entry.devices):
+            path = self._metadata_file(entry.claim.uid, request)
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            files.write_bytes(path, metadata.render(entry, request, self._driver), mode=0o644, durable=False)
+        self._cdi_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        body = spec.render(self._driver, self._cdi_devices(entry))
+        # no fsync: after a power cut the pod's sandbox is made again, and the claim prepared again before it
+        files.write_json(self._spec_file(entry.claim.uid), body, mode=0o644, durable=False)
+
+    def remove(self, claim_uid: str) -> None:
+        files.remove(self._spec_file(claim_uid))
+        shutil.rmtree(self._metadata_dir / claim_uid, ignore_errors=True)
+
+    def cdi_ids(self, entry: Entry) -> dict[str, list[str]]:
+        """Device name to the CDI IDs that the kubelet passes to containers using it."""
+        ours = {device.name for device in self._cdi_devices(entry) if not device.is_empty}
+        ids: dict[str, list[str]] = {}
+        for device in entry.devices:
+            name = spec.device_name(entry.claim.uid, device.device)
+            own = [spec.device_id(self._driver, name)] if name in ours else []
+            # the vendor's first: its hooks set up what ours only adds to
+            ids[device.device] = [*device.vendor_cdi_ids, *own]
+        return ids
+
+    def _cdi_devices(self, entry: Entry) -> list[spec.CdiDevice]:
+        devices = []
+        seen: set[str] = set()
+        gated: set[str] = set()
+        gate = spec.Gate(self._gate, self._attached_dir, entry.claim.uid, self._driver)
+        for device in entry.devices:
+            # A container gets all devices of a request or none, so one mount and one gate a request do.
+            first = device.request not in seen
+            needs_gate = bool(device.nics) and device.request not in gated
+            seen.add(device.request)
+            if needs_gate:
+                gated.add(device.request)
+            devices.append(
+                spec.CdiDevice(
+                    name=spec.device_name(entry.claim.uid, device.device),
+                    nodes=device.nodes,
+                    metadata_file=self._metadata_file(entry.claim.uid, device.request) if first else None,
+                    metadata_mount=metadata.container_path(entry, device.request, self._driver)
+                    if first
+                    else None,
+                    gate=gate if needs_gate else None,
+                )
+            )
+        return devices
+
+    def _spec_file(self, claim_uid: str) -> Path:
+        return self._cdi_dir / spec.file_name(self._driver, claim_uid)
+
+    def _metadata_file(self, claim_uid: str, request: str) -> Path:
+        return self._metadata_dir / claim_uid / request / "metadata.json"

@@ -1,0 +1,291 @@
+"""The verbs of the driver: prepare, unprepare, attach, detach, check, synchronize.
+
+All of them are idempotent, block, and may be called from any thread of any instance; the ledger's
+lock puts them in order. What they promise: a device is with one claim at a time, a container that
+references a claim starts only where the claim's devices are, and whatever moved comes home.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from railmate.attach.model import MoveRequest, NetdevReturn, ReturnRequest, ReturnState
+from railmate.attach.netdev import attach_all, return_all, snapshot
+from railmate.claims.ledger import Ledger
+from railmate.claims.plan import ClaimError, NodeView, Plan, make_plan
+from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedDevice
+from railmate.claims.runtime_files import RuntimeFiles
+from railmate.errors import RailmateError
+
+log = logging.getLogger(__name__)
+
+#: Seconds that prepare waits for devices that are about to come free. The kubelet gives the call 45 s,
+#: and asks again only after 60-90 s when it fails, so waiting is the shorter way.
+PREPARE_PATIENCE = 30.0
+_POLL = 0.25  # another instance of the driver may free a device; only looking tells
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A pod's sandbox as the runtime names it. ``netns`` is None on the host network."""
+
+    id: str
+    pod_uid: str
+    pod: str  # namespace/name
+    netns: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedClaim:
+    """The answer to the kubelet."""
+
+    devices: tuple[PreparedDevice, ...]
+    cdi_ids: Mapping[str, Sequence[str]]  # by device name
+
+
+class ClaimsApi(Protocol):
+    def get_claim(self, namespace: str, name: str) -> dict[str, Any]: ...
+
+
+class _NotYetError(RailmateError):
+    """Cannot be done now; will pass by itself."""
+
+
+class ClaimState:
+    def __init__(
+        self, api: ClaimsApi, node: NodeView, ledger: Ledger, runtime_files: RuntimeFiles, boot_id: str
+    ) -> None:
+        self._api, self._node, self._ledger, self._files = api, node, ledger, runtime_files
+        self._boot_id = boot_id
+        self._freed = threading.Event()
+
+    # --- the kubelet's verbs
+    def prepare(self, ref: ClaimRef, patience: float = PREPARE_PATIENCE) -> PreparedClaim:
+        """Make the claim's devices ready. Raises RailmateError that names the claim, cause and next step.
+
+        Waits up to ``patience`` seconds for a device whose former pod is still ending.
+        """
+        claim = self._api.get_claim(ref.namespace, ref.name)
+        deadline = time.monotonic() + patience
+        waiting = False
+        while True:
+            self._freed.clear()
+            try:
+                with self._ledger.locked():
+                    return self._prepare_now(claim, ref)
+            except _NotYetError as reason:
+                if time.monotonic() >= deadline:
+                    raise ClaimError(
+                        f"{reason} Waited {patience:.0f} s. If no pod on node {self._node.pool} uses it any more, "
+                        "look at the railmate pod's log on this node."
+                    ) from reason
+                if not waiting:
+                    log.info("%s Waiting for it.", reason)
+                    waiting = True
+            self._freed.wait(min(_POLL, max(0.0, deadline - time.monotonic())))
+
+    def unprepare(self, ref: ClaimRef) -> None:
+        """Give everything of the claim back. Works from the ledger alone; an unknown claim is fine.
+
+        Raises RailmateError when a netdev could not be brought home; the kubelet then asks again.
+        """
+        with self._ledger.locked():
+            entry = self._ledger.get(ref.uid)
+            if entry is not None:
+                self._detach(entry, "the claim is no longer used")
+            self._ledger.close_gate(ref.uid)
+            self._files.remove(ref.uid)
+            self._ledger.drop(ref.uid)
+        self._freed.set()
+        log.info("%s (%s): unprepared", ref, ref.uid)
+
+    # --- the runtime's verbs
+    def attach(self, sandbox: Sandbox) -> None:
+        """Move the netdevs of the pod's claims into its sandbox and open the gate for it.
+
+        Raises RailmateError when a netdev cannot be moved; what was moved is home again by then.
+        """
+        with self._ledger.locked():
+            for entry in self._ledger.entries().values():
+                if sandbox.pod_uid in entry.pods and entry.nics:
+                    self._attach(entry, sandbox)
+
+    def detach(self, sandbox_id: str) -> None:
+        """The sandbox ends: bring home what it holds."""
+        with self._ledger.locked():
+            for entry in self._ledger.entries().values():
+                if entry.attachment is not None and entry.attachment.sandbox == sandbox_id:
+                    self._detach(entry, "the sandbox ends")
+        self._freed.set()
+
+    def check(self, sandbox: Sandbox, claim_uids: Iterable[str]) -> None:
+        """Raise RailmateError unless all devices of these claims are in this sandbox."""
+        with self._ledger.locked():
+            for uid in claim_uids:
+                entry = self._ledger.get(uid)
+                if entry is None:
+                    raise RailmateError(
+                        f"{self._node.driver}: claim {uid} of pod {sandbox.pod} is not prepared on node "
+                        f"{self._node.pool}. Delete the pod; its successor's claim is prepared afresh."
+                    )
+                if entry.nics and not entry.attached_to(sandbox.id):
+                    raise RailmateError(self._why_not_attached(entry, sandbox))
+
+    def synchronize(self, live: Sequence[Sandbox]) -> None:
+        """After a (re)connect to the runtime: take back what sits in sandboxes that are gone, attach what
+        is missing in those that live. One failure does not stop the rest; all are logged."""
+        alive = {sandbox.id for sandbox in live}
+        with self._ledger.locked():
+            for entry in self._ledger.entries().values():
+                if entry.attachment is not None and entry.attachment.sandbox not in alive:
+                    self._attempt(partial(self._detach, entry, "its sandbox is gone"))
+            for sandbox in live:
+                for entry in self._ledger.entries().values():
+                    if sandbox.pod_uid in entry.pods and entry.nics and not entry.attached_to(sandbox.id):
+                        self._attempt(partial(self._attach, entry, sandbox))
+        self._freed.set()
+
+    # --- prepare
+    def _prepare_now(self, claim: Mapping[str, Any], ref: ClaimRef) -> PreparedClaim:
+        entries = self._ledger.entries()
+        known = entries.pop(ref.uid, None)
+        if known is not None and known.boot_id == self._boot_id:
+            entry = known
+        else:
+            entry = self._new_entry(claim, ref, entries)
+            self._ledger.put(entry)
+            log.info(
+                "%s (%s): prepared %s", ref, ref.uid, ", ".join(device.device for device in entry.devices)
+            )
+        # written again also for a known claim: the CDI directory may have been emptied since
+        self._files.write(entry)
+        return PreparedClaim(entry.devices, self._files.cdi_ids(entry))
+
+    def _new_entry(self, claim: Mapping[str, Any], ref: ClaimRef, others: Mapping[str, Entry]) -> Entry:
+        plan = make_plan(claim, ref, self._node, self._taken_interfaces(claim, others))
+        self._refuse_overlap(plan, ref, others)
+        devices = tuple(self._with_snapshots(device, plan, ref) for device in plan.devices)
+        for warning in plan.warnings:
+            log.warning("%s", warning)
+        return Entry(ref, plan.pods, devices, self._boot_id, plan.pod_claim_name)
+
+    def _refuse_overlap(self, plan: Plan, ref: ClaimRef, others: Mapping[str, Entry]) -> None:
+        """The last line of defence: after a force delete the scheduler hands a device on while the old pod
+        still runs."""
+        wanted = {part for device in plan.devices for part in device.gpus}
+        wanted |= {nic.address for device in plan.devices for nic in device.nics}
+        for other in others.values():
+            both = sorted(wanted & other.hardware)
+            if both:
+                raise _NotYetError(
+                    f"{ref}: {', '.join(both)} is still held by {other.claim} ({other.claim.uid})."
+                )
+
+    def _with_snapshots(self, device: PreparedDevice, plan: Plan, ref: ClaimRef) -> PreparedDevice:
+        nics = []
+        for nic in device.nics:
+            netdev = plan.netdevs.get(nic.address)
+            if netdev is None:
+                nics.append(nic)
+                continue
+            try:
+                nics.append(replace(nic, snapshot=snapshot(netdev, nic.address)))
+            except RailmateError as error:
+                # a VF on its way home from a namespace that has just ended is back in a moment
+                raise _NotYetError(f"{ref}: {error}") from error
+        return replace(device, nics=tuple(nics))
+
+    def _taken_interfaces(self, claim: Mapping[str, Any], others: Mapping[str, Entry]) -> set[str]:
+        pods = {user["uid"] for user in claim.get("status", {}).get("reservedFor", [])}
+        return {nic.interface for other in others.values() if pods & set(other.pods) for nic in other.nics}
+
+    # --- attach and detach of one claim
+    def _attach(self, entry: Entry, sandbox: Sandbox) -> None:
+        uid = entry.claim.uid
+        if entry.attached_to(sandbox.id):
+            self._ledger.open_gate(uid, sandbox.id)
+            return
+        if entry.attachment is not None:
+            if entry.attachment.pod_uid != sandbox.pod_uid:
+                raise RailmateError(self._why_not_attached(entry, sandbox))
+            entry = self._detach(entry, "its pod has a new sandbox")
+        netns = str(sandbox.netns) if sandbox.netns else None
+        attachment = Attachment(sandbox.id, sandbox.pod_uid, sandbox.pod, netns)
+        requests = [MoveRequest(nic.snapshot, nic.interface) for nic in entry.nics if nic.snapshot]
+        if sandbox.netns is not None and requests:
+            # Noted before the move: if this process ends between the two, the next one knows where to look.
+            self._ledger.put(entry.with_attachment(attachment), durable=False)
+            try:
+                attachment = replace(attachment, netdevs=tuple(attach_all(requests, sandbox.netns)))
+            except RailmateError as error:
+                self._ledger.put(entry.with_attachment(None), durable=False)
+                raise RailmateError(
+                    f"{self._node.driver}: the NIC of {entry.claim} cannot be attached to pod {sandbox.pod}: {error}"
+                ) from error
+        self._ledger.put(entry.with_attachment(replace(attachment, complete=True)), durable=False)
+        self._ledger.open_gate(uid, sandbox.id)
+        moved = ", ".join(f"{request.snapshot.name} as {request.name}" for request in requests)
+        log.info(
+            "%s: attached to %s: %s", entry.claim, sandbox.pod, moved if sandbox.netns else "host network"
+        )
+
+    def _detach(self, entry: Entry, why: str) -> Entry:
+        """Close the gate, then bring the netdevs home. Returns the entry without attachment."""
+        self._ledger.close_gate(entry.claim.uid)
+        attachment = entry.attachment
+        if attachment is None:
+            return entry
+        if attachment.netns is not None:
+            in_pod = {netdev.pci_address: netdev for netdev in attachment.netdevs}
+            requests = [
+                ReturnRequest(nic.snapshot, in_pod.get(nic.address)) for nic in entry.nics if nic.snapshot
+            ]
+            self._report(entry, return_all(requests, Path(attachment.netns)), why)
+        entry = entry.with_attachment(None)
+        self._ledger.put(entry, durable=False)
+        return entry
+
+    def _report(self, entry: Entry, returned: Sequence[NetdevReturn], why: str) -> None:
+        """Log what became of the netdevs. Raises RailmateError when one is still in the pod."""
+        for one in returned:
+            for problem in one.problems:
+                log.warning("%s: %s: %s", entry.claim, one.pci_address, problem)
+            if one.state is ReturnState.LOST:
+                log.warning(
+                    "%s: the netdev of %s is neither in the pod nor on the node; the kernel may still bring it back",
+                    entry.claim, one.pci_address,
+                )  # fmt: skip
+        stuck = [one.pci_address for one in returned if one.state is ReturnState.FAILED]
+        if stuck:
+            raise RailmateError(
+                f"{entry.claim}: the netdev of {', '.join(stuck)} is still in the pod and could not be taken back; "
+                "see the log above for the cause. It is tried again."
+            )
+        states = ", ".join(f"{one.pci_address} {one.state}" for one in returned)
+        log.info("%s: detached (%s): %s", entry.claim, why, states)
+
+    def _why_not_attached(self, entry: Entry, sandbox: Sandbox) -> str:
+        at = entry.attachment
+        if at is not None and at.pod_uid != sandbox.pod_uid:
+            return (
+                f"{self._node.driver}: the NIC of {entry.claim} is in pod {at.pod}, and a NIC can be in one pod only. "
+                f"Give pod {sandbox.pod} a claim of its own through a ResourceClaimTemplate."
+            )
+        return (
+            f"{self._node.driver}: the NIC of {entry.claim} is not attached to pod {sandbox.pod} yet; "
+            "the container starts by itself once it is."
+        )
+
+    @staticmethod
+    def _attempt(verb: Callable[[], object]) -> None:
+        try:
+            verb()
+        except RailmateError as error:
+            log.warning("%s", error)

@@ -1,0 +1,1 @@
+"""The ``railmate`` command: one sub-command a file."""

@@ -1,0 +1,53 @@
+"""``railmate`` and ``kubectl-railmate``.
+
+Exit codes: 0 done, 1 the answer is no (or it failed), 2 bad usage or input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import railmate
+from railmate.errors import RailmateError, UsageError
+
+#: Sub-commands, each a module of this package. Only the one that is called is run, all are imported
+#: lazily in themselves: ``--help`` stays quick.
+_COMMANDS = ("node", "topology", "slices")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the console scripts' entry point."""
+    try:
+        parsed = _parser().parse_args(arguments)
+        return int(parsed.run(parsed))
+    except UsageError as error:
+        print(f"railmate: {error}", file=sys.stderr)
+        return 2
+    except RailmateError as error:
+        print(f"railmate: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # the reader (head, less) has seen enough; keep the interpreter from complaining at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="railmate", description="GPU and RDMA NIC pairs that share a PCIe switch, for Kubernetes pods."
+    )
+    parser.add_argument("--version", action="version", version=f"railmate {railmate.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in _COMMANDS:
+        import_module(f"railmate.cli.{name}").add_parser(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

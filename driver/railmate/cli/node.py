@@ -1,0 +1,81 @@
+"""``railmate node``: the kubelet plugin."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+from railmate_api.attributes import DRIVER_NAME
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "node",
+        help="run the kubelet plugin of this node",
+        description="Publish this node's devices and prepare claims for its pods. Paths are the node's own.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--node-name", default=os.environ.get("NODE_NAME", ""), help="the Kubernetes node (NODE_NAME)")
+    add(
+        "--pod-uid", default=os.environ.get("POD_UID", ""), help="this pod's UID (POD_UID); names the sockets"
+    )
+    add("--driver-name", default=DRIVER_NAME, help="the DRA driver's name")
+    add("--sysfs-root", type=Path, default=Path("/sys"), help="where the kernel's sysfs is")
+    add("--proc-root", type=Path, default=Path("/proc"), help="where driver/nvidia of procfs is")
+    add("--dev-root", type=Path, default=Path("/dev"), help="where the node's device nodes are")
+    add("--kubelet-dir", type=Path, default=Path("/var/lib/kubelet"), help="the kubelet's root directory")
+    add("--cdi-dir", type=Path, default=Path("/var/run/cdi"), help="where CDI specs are written")
+    add(
+        "--nri-socket",
+        type=Path,
+        default=Path("/var/run/nri/nri.sock"),
+        help="the container runtime's NRI socket",
+    )
+    add(
+        "--gate-binary",
+        type=Path,
+        default=Path("/usr/libexec/railmate/gate"),
+        help="the hook executable to install",
+    )
+    add("--kubeconfig", default=None, help="for use outside a pod")
+    add("--http-address", default="", help="where /healthz and /readyz are served: host:port or unix:/path")
+    add(
+        "--share-pair-vfs",
+        action="store_true",
+        help="offer the VF of a pair alone as well, also where its physical function has further VFs",
+    )
+    add("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="what is logged")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    # Imported here: the other commands need neither gRPC nor the API client.
+    from railmate.kube.client import KubeClient
+    from railmate.node.agent import Agent
+    from railmate.node.settings import Settings
+
+    logging.basicConfig(
+        level=args.log_level.upper(), format="%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+    )  # fmt: skip
+    settings = Settings(
+        node_name=args.node_name,
+        pod_uid=args.pod_uid,
+        driver_name=args.driver_name,
+        sysfs_root=args.sysfs_root,
+        proc_root=args.proc_root,
+        dev_root=args.dev_root,
+        kubelet_dir=args.kubelet_dir,
+        cdi_dir=args.cdi_dir,
+        nri_socket=args.nri_socket,
+        gate_binary=args.gate_binary,
+        kubeconfig=args.kubeconfig,
+        http_address=args.http_address,
+        share_pair_vfs=args.share_pair_vfs,
+    )
+    asyncio.run(Agent(settings, KubeClient.connect(settings.kubeconfig)).run())
+    return 0

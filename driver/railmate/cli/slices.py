@@ -1,0 +1,50 @@
+"""``railmate slices``: what would be published for a machine, without a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+from pathlib import Path
+
+from railmate_api.attributes import DRIVER_NAME
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "slices",
+        help="print the ResourceSlices that would be published",
+        description="Print the ResourceSlices that the node plugin would publish for a machine. Needs no cluster.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--sysfs-root", type=Path, default=Path("/sys"), help="the machine's sysfs, or a copy of it")
+    add("--proc-root", type=Path, default=Path("/proc"), help="the machine's procfs, or a copy of it")
+    add("--node-name", default=socket.gethostname().lower(), help="the node and pool name to write")
+    add("--driver-name", default=DRIVER_NAME, help="the driver name to write")
+    add("--share-pair-vfs", action="store_true", help="offer the VF of a pair alone as well")
+    add("-o", "--output", choices=["yaml", "json"], default="yaml", help="format")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import yaml
+
+    from railmate.inventory.scan import scan
+    from railmate.publish.devices import OfferOptions, build_offer
+    from railmate.publish.slices import resource_slices
+    from railmate.topology.analyze import analyze
+
+    inventory = scan(args.sysfs_root, args.proc_root)
+    topology = analyze(inventory)
+    for sentence in (*inventory.warnings, *topology.notes):
+        print(f"railmate: {sentence}", file=sys.stderr)
+    offer = build_offer(inventory, topology, OfferOptions(share_pair_vfs=args.share_pair_vfs))
+    slices = resource_slices(offer, args.driver_name, args.node_name)
+    if args.output == "json":
+        json.dump({"apiVersion": "v1", "kind": "List", "items": slices}, sys.stdout, indent=2)
+        print()
+    else:
+        yaml.safe_dump_all(slices, sys.stdout, sort_keys=False)
+    return 0

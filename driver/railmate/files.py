@@ -1,0 +1,58 @@
+"""Small files that must be whole or absent: written beside their place and renamed into it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, value: Any, *, mode: int = 0o600, durable: bool = True) -> None:
+    """Replace ``path`` by ``value`` as JSON, atomically.
+
+    ``durable`` also forces file and directory to disk: for what must survive a power cut. Without it
+    the file still survives the end of this process. Raises OSError (a full disk leaves the old file).
+    """
+    write_bytes(
+        path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode(), mode=mode, durable=durable
+    )
+
+
+def write_bytes(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
+    # A name that starts with "." and has no suffix: neither CDI nor the ledger reads it if it is left behind.
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            if durable:
+                os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    if durable:
+        sync_directory(path.parent)
+
+
+def remove(path: Path) -> bool:
+    """Remove the file; False when it was not there."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

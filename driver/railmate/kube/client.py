@@ -1,0 +1,158 @@
+"""A thin client for the few API objects that the node plugin reads and writes.
+
+Objects are plain JSON dicts: the slices are compared field by field with what was sent, and a typed
+model would drop fields it does not know. Authentication, TLS and kubeconfig are the ``kubernetes``
+package's. Calls block and are safe to make from several threads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+from urllib.parse import quote, urlencode
+
+import urllib3
+from kubernetes.client.api_client import ApiClient
+from kubernetes.client.configuration import Configuration
+from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+
+from railmate.errors import RailmateError, UsageError
+
+#: A JSON object of the API.
+Object = dict[str, Any]
+
+_RESOURCE = "/apis/resource.k8s.io/v1"
+#: Connect and read timeout in seconds: well inside the kubelet's 45 s for a prepare call.
+_TIMEOUT = (3.0, 10.0)
+
+
+class ApiError(RailmateError):
+    """The API server answered an error; ``status`` is the HTTP code, 0 when it was not reached."""
+
+    def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+    @property
+    def not_found(self) -> bool:
+        return self.status == 404
+
+    @property
+    def conflict(self) -> bool:
+        return self.status == 409
+
+
+class KubeClient:
+    """The calls of the node plugin. Every method raises ApiError."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._api = ApiClient(configuration)
+
+    @classmethod
+    def connect(cls, kubeconfig: str | None = None) -> KubeClient:
+        """From a kubeconfig file, or from the pod's ServiceAccount when none is given."""
+        configuration = Configuration()
+        try:
+            if kubeconfig:
+                load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+            else:
+                load_incluster_config(client_configuration=configuration)
+        except ConfigException as error:
+            where = f"kubeconfig {kubeconfig}" if kubeconfig else "the pod's ServiceAccount"
+            raise UsageError(f"{where}: {error}. Outside a pod, give --kubeconfig.") from error
+        return cls(configuration)
+
+    # --- what is used
+    def get_claim(self, namespace: str, name: str) -> Object:
+        return self._call("GET", f"{_RESOURCE}/namespaces/{quote(namespace)}/resourceclaims/{quote(name)}")
+
+    def get_node(self, name: str) -> Object:
+        return self._call("GET", f"/api/v1/nodes/{quote(name)}")
+
+    def list_slices(self, driver: str, node: str) -> tuple[list[Object], str]:
+        """The driver's slices of one node, and the list's resource version to watch from."""
+        answer = self._call("GET", f"{_RESOURCE}/resourceslices", query=_own_slices(driver, node))
+        return answer["items"], answer["metadata"]["resourceVersion"]
+
+    def create_slice(self, body: Object) -> Object:
+        return self._call("POST", f"{_RESOURCE}/resourceslices", body=body)
+
+    def update_slice(self, body: Object) -> Object:
+        return self._call("PUT", f"{_RESOURCE}/resourceslices/{quote(body['metadata']['name'])}", body=body)
+
+    def delete_slice(self, existing: Object) -> None:
+        """Delete exactly this version of the slice; one that is gone already is fine."""
+        metadata = existing["metadata"]
+        preconditions = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+        try:
+            self._call("DELETE", f"{_RESOURCE}/resourceslices/{quote(metadata['name'])}", body=options)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+
+    def watch_slices(self, driver: str, node: str, resource_version: str, seconds: int) -> Iterator[Object]:
+        """Watch events (``type``, ``object``) for at most ``seconds``; ends when the server ends it."""
+        query = _own_slices(driver, node)
+        query |= {"watch": "true", "resourceVersion": resource_version, "timeoutSeconds": str(seconds)}
+        response = self._open("GET", f"{_RESOURCE}/resourceslices", query, None, (3.0, seconds + 5.0))
+        try:
+            pending = b""
+            for chunk in response.stream(65536, decode_content=True):
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    if line:
+                        yield json.loads(line)
+        except urllib3.exceptions.HTTPError as error:
+            raise ApiError(f"watch of ResourceSlices of node {node}: connection lost ({error})") from error
+        finally:
+            response.close()
+            response.release_conn()
+
+    def create_event(self, namespace: str, event: Object) -> None:
+        self._call("POST", f"/api/v1/namespaces/{quote(namespace)}/events", body=event)
+
+    # --- plumbing
+    def _call(
+        self, method: str, path: str, *, query: dict[str, str] | None = None, body: Object | None = None
+    ) -> Object:
+        response = self._open(method, path, query or {}, body, _TIMEOUT)
+        try:
+            return cast(Object, json.loads(response.data))
+        except (urllib3.exceptions.HTTPError, ValueError) as error:
+            raise ApiError(f"{method} {path}: the API server's answer broke off ({error})") from error
+
+    def _open(
+        self, method: str, path: str, query: dict[str, str], body: Object | None, timeout: tuple[float, float]
+    ) -> urllib3.BaseHTTPResponse:
+        serialized = self._api.param_serialize(
+            method=method,
+            resource_path=f"{path}?{urlencode(query)}" if query else path,
+            header_params={"Accept": "application/json", "Content-Type": "application/json"},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            answer = self._api.call_api(*serialized, _request_timeout=timeout)
+        except urllib3.exceptions.HTTPError as error:
+            raise ApiError(f"{method} {path}: the API server is not reachable ({error})") from error
+        response = cast(urllib3.BaseHTTPResponse, answer.response)
+        if response.status >= 400:
+            raise _api_error(method, path, response)
+        return response
+
+
+def _own_slices(driver: str, node: str) -> dict[str, str]:
+    return {"fieldSelector": f"spec.driver={driver},spec.nodeName={node}"}
+
+
+def _api_error(method: str, path: str, response: urllib3.BaseHTTPResponse) -> ApiError:
+    raw = response.data
+    try:
+        status = json.loads(raw)
+        message, reason = str(status["message"]), str(status.get("reason", ""))
+    except (ValueError, KeyError, TypeError):
+        message, reason = raw.decode(errors="replace")[:200], ""
+    return ApiError(f"{method} {path}: {message} (HTTP {response.status})", response.status, reason)

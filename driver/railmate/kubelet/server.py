@@ -1,0 +1,70 @@
+"""Serves the kubelet's calls until it is stopped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+from grpc import aio
+
+from railmate import files
+from railmate.errors import RailmateError
+from railmate.kubelet.services import ClaimVerbs, Registration, v1, v1beta1
+from railmate.kubelet.sockets import Sockets
+from railmate_api.proto import dra_v1_pb2_grpc, dra_v1beta1_pb2_grpc, pluginregistration_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+#: Prepares that may wait for a device at the same time; more than a node starts pods at once.
+_WORKERS = 16
+
+
+class KubeletServer:
+    """The service server first, then the registration server: the kubelet calls as soon as it knows us."""
+
+    def __init__(
+        self, driver: str, paths: Sockets, verbs: ClaimVerbs, on_registered: Callable[[bool], None]
+    ) -> None:
+        self._paths = paths
+        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="kubelet")
+        self._service = aio.server()
+        dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(v1(verbs, self._workers), self._service)
+        dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(v1beta1(verbs, self._workers), self._service)
+        self._registrar = aio.server()
+        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(
+            Registration(driver, str(paths.service), on_registered), self._registrar
+        )
+
+    async def start(self) -> None:
+        """Raises RailmateError when a socket cannot be made."""
+        for server, path in (
+            (self._service, self._paths.service),
+            (self._registrar, self._paths.registration),
+        ):
+            _make_room(path)
+            try:
+                server.add_insecure_port(f"unix:{path}")
+            except (RuntimeError, grpc.RpcError) as error:
+                raise RailmateError(
+                    f"socket {path} cannot be made ({error}). Is {path.parent} mounted into this pod, and writable?"
+                ) from error
+            await server.start()
+        log.info("serving the kubelet on %s", self._paths.service)
+
+    async def stop(self, grace: float) -> None:
+        """The registration socket goes first, so that no new call comes; calls in flight get ``grace`` seconds."""
+        await self._registrar.stop(grace=0)
+        files.remove(self._paths.registration)
+        await self._service.stop(grace=grace)
+        files.remove(self._paths.service)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+
+def _make_room(path: Path) -> None:
+    """A socket left behind by a process that was killed would refuse ours."""
+    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    if path.is_socket():
+        path.unlink()

@@ -1,0 +1,109 @@
+"""The gRPC services that the kubelet calls.
+
+DRAPlugin v1 and v1beta1 carry the same calls; v1 comes first in what we announce, and the kubelet
+takes the first that it knows. An answer holds every claim that was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from types import ModuleType
+from typing import Any, Protocol
+
+from railmate.claims.records import ClaimRef
+from railmate.claims.state import PreparedClaim
+from railmate.errors import RailmateError
+from railmate_api.proto import dra_v1_pb2, dra_v1beta1_pb2, pluginregistration_pb2
+
+log = logging.getLogger(__name__)
+
+#: In the order of preference. These names are not the wire services' names.
+SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+
+
+class ClaimVerbs(Protocol):
+    def prepare(self, ref: ClaimRef) -> PreparedClaim: ...
+
+    def unprepare(self, ref: ClaimRef) -> None: ...
+
+
+class DraPlugin:
+    """One version of the service; ``messages`` is the module compiled from its description.
+
+    The verbs block, prepare for up to half a minute, so they run in ``workers``: threads of their own,
+    which leave others free for the runtime's calls.
+    """
+
+    def __init__(self, verbs: ClaimVerbs, workers: Executor, messages: ModuleType) -> None:
+        self._verbs, self._workers, self._messages = verbs, workers, messages
+
+    async def NodePrepareResources(self, request: Any, context: object) -> Any:  # noqa: N802
+        answer = self._messages.NodePrepareResourcesResponse()
+        claims = [ClaimRef(claim.uid, claim.namespace, claim.name) for claim in request.claims]
+        outcomes = await asyncio.gather(*(self._call(self._verbs.prepare, ref) for ref in claims))
+        for ref, outcome in zip(claims, outcomes, strict=True):
+            one = answer.claims[ref.uid]
+            if isinstance(outcome, str):
+                one.error = outcome
+                continue
+            for device in outcome.devices:
+                one.devices.add(
+                    request_names=[device.request],
+                    pool_name=device.pool,
+                    device_name=device.device,
+                    cdi_device_ids=outcome.cdi_ids[device.device],
+                )
+        return answer
+
+    async def NodeUnprepareResources(self, request: Any, context: object) -> Any:  # noqa: N802
+        answer = self._messages.NodeUnprepareResourcesResponse()
+        claims = [ClaimRef(claim.uid, claim.namespace, claim.name) for claim in request.claims]
+        outcomes = await asyncio.gather(*(self._call(self._verbs.unprepare, ref) for ref in claims))
+        for ref, outcome in zip(claims, outcomes, strict=True):
+            answer.claims[ref.uid].error = outcome if isinstance(outcome, str) else ""
+        return answer
+
+    async def _call(self, verb: Callable[[ClaimRef], Any], ref: ClaimRef) -> Any:
+        """The verb's result, or the error's text: one claim's trouble is not another's."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._workers, verb, ref)
+        except RailmateError as error:
+            log.warning("%s", error)
+            return str(error)
+        except Exception as error:
+            log.exception("%s: unexpected error", ref)
+            return f"{ref}: unexpected {type(error).__name__}: {error}. This is a bug in railmate; its log has more."
+
+
+def v1(verbs: ClaimVerbs, workers: Executor) -> DraPlugin:
+    return DraPlugin(verbs, workers, dra_v1_pb2)
+
+
+def v1beta1(verbs: ClaimVerbs, workers: Executor) -> DraPlugin:
+    return DraPlugin(verbs, workers, dra_v1beta1_pb2)
+
+
+class Registration:
+    """Tells the kubelet who we are, and hears how it went."""
+
+    def __init__(self, driver: str, endpoint: str, on_change: Callable[[bool], None]) -> None:
+        self._driver, self._endpoint, self._on_change = driver, endpoint, on_change
+
+    async def GetInfo(self, request: object, context: object) -> Any:  # noqa: N802
+        return pluginregistration_pb2.PluginInfo(
+            type="DRAPlugin",
+            name=self._driver,
+            endpoint=self._endpoint,
+            supported_versions=SUPPORTED_VERSIONS,
+        )
+
+    async def NotifyRegistrationStatus(self, request: Any, context: object) -> Any:  # noqa: N802
+        if request.plugin_registered:
+            log.info("registered with the kubelet as %s", self._driver)
+        else:
+            log.error("the kubelet refused %s: %s. It tries again by itself.", self._driver, request.error)
+        self._on_change(request.plugin_registered)
+        return pluginregistration_pb2.RegistrationStatusResponse()

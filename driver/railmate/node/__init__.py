@@ -1,0 +1,1 @@
+"""Wires the node plugin's process together. Nothing else knows all the parts."""

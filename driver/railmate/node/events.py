@@ -1,0 +1,51 @@
+"""The runtime's events, handed to the claims' verbs in threads of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from railmate.cdi.spec import claim_uid_of
+from railmate.claims.state import ClaimState, Sandbox
+from railmate.nri.events import ContainerAdjustment, ContainerInfo, PodSandbox
+
+
+class RuntimeEvents:
+    """An ``NriHandler``. A pod without our claims costs a look into the ledger's directory."""
+
+    def __init__(self, driver: str, state: ClaimState) -> None:
+        self._driver, self._state = driver, state
+        # not the kubelet's threads: those may all be waiting for a device that only an event here frees
+        self._workers = ThreadPoolExecutor(4, thread_name_prefix="nri")
+
+    async def synchronize(self, pods: list[PodSandbox], containers: list[ContainerInfo]) -> None:
+        live = [_sandbox(pod) for pod in pods if pod.is_live()]
+        await self._run(self._state.synchronize, live)
+
+    async def run_pod_sandbox(self, pod: PodSandbox) -> None:
+        await self._run(self._state.attach, _sandbox(pod))
+
+    async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
+        await self._run(self._state.detach, pod.id)
+
+    async def remove_pod_sandbox(self, pod: PodSandbox) -> None:
+        await self._run(self._state.detach, pod.id)
+
+    async def create_container(self, pod: PodSandbox, container: ContainerInfo) -> ContainerAdjustment | None:
+        found = (claim_uid_of(self._driver, cdi_id) for cdi_id in container.cdi_devices)
+        claims = sorted({uid for uid in found if uid is not None})
+        if claims:
+            await self._run(self._state.check, _sandbox(pod), claims)
+        return None
+
+    def close(self) -> None:
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, verb: Callable[..., Any], *arguments: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._workers, verb, *arguments)
+
+
+def _sandbox(pod: PodSandbox) -> Sandbox:
+    return Sandbox(pod.id, pod.uid, f"{pod.namespace}/{pod.name}", pod.netns_path)

@@ -1,0 +1,1 @@
+"""From inventory and topology to ResourceSlices: the mapping is pure, the controller keeps the API right."""

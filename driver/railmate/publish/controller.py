@@ -1,0 +1,185 @@
+"""Keeps the node's ResourceSlices in the API as they should be.
+
+The kubelet deletes all slices of its node when it starts, and a driver's slices 30 s after it lost
+the driver (KEP-4381; kubelet pkg/kubelet/cm/dra). So the slices are watched, and what is deleted or
+altered is written again. Nothing is written when nothing changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from railmate.kube.client import ApiError, KubeClient, Object
+from railmate.publish.model import Offer
+from railmate.publish.slices import resource_slices
+
+log = logging.getLogger(__name__)
+
+#: Seconds between looks even if no event came: a watch can be lost without a word.
+_WATCH_SECONDS = 240
+_BACKOFF_FIRST, _BACKOFF_MAX = 0.2, 30.0
+
+
+class SliceController:
+    """Blocking; run it in a daemon thread. After ``stop`` it writes nothing more."""
+
+    def __init__(
+        self,
+        kube: KubeClient,
+        driver: str,
+        node: str,
+        offer: Offer,
+        on_published: Callable[[], None] | None = None,
+    ) -> None:
+        self._kube, self._driver, self._node, self._offer = kube, driver, node, offer
+        self._on_published = on_published or (lambda: None)
+        self._stopping = threading.Event()
+        self._node_uid: str | None = None
+        # Specs as the server keeps them, where it dropped fields: wanting those back would loop for ever.
+        self._adopted: dict[str, Object] = {}
+
+    def run(self) -> None:
+        backoff = _BACKOFF_FIRST
+        while not self._stopping.is_set():
+            try:
+                version = self.sync()
+                backoff = _BACKOFF_FIRST
+                self._wait_for_change(version)
+            except ApiError as error:
+                delay = backoff * random.uniform(0.8, 1.2)
+                log.warning(
+                    "ResourceSlices of node %s: %s. Trying again in %.1f s.", self._node, error, delay
+                )
+                self._stopping.wait(delay)
+                backoff = min(backoff * 2, _BACKOFF_MAX)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def sync(self) -> str:
+        """Bring the API to what is offered; return the resource version to watch from."""
+        if self._node_uid is None:
+            self._node_uid = self._kube.get_node(self._node)["metadata"]["uid"]
+        existing, version = self._kube.list_slices(self._driver, self._node)
+        plan = plan_writes(existing, self._desired(1))
+        if plan.generation is not None:
+            self._write(existing, self._desired(plan.generation), plan)
+            existing, version = self._kube.list_slices(self._driver, self._node)
+            self._adopt_dropped_fields(existing, plan.generation)
+        self._on_published()
+        return version
+
+    def _desired(self, generation: int) -> list[Object]:
+        slices = resource_slices(
+            self._offer, self._driver, self._node, node_uid=self._node_uid, generation=generation
+        )
+        for item in slices:
+            adopted = self._adopted.get(item["metadata"]["name"])
+            if adopted is not None:
+                item["spec"] = adopted | {"pool": item["spec"]["pool"]}
+        return slices
+
+    def _write(self, existing: list[Object], desired: list[Object], plan: WritePlan) -> None:
+        by_name = {item["metadata"]["name"]: item for item in existing}
+        for name in plan.delete:
+            self._kube.delete_slice(by_name[name])
+        for body in desired:
+            name = body["metadata"]["name"]
+            if name in plan.update:
+                body["metadata"]["resourceVersion"] = by_name[name]["metadata"]["resourceVersion"]
+                self._kube.update_slice(body)
+        for body in desired:
+            if body["metadata"]["name"] in plan.create:
+                self._kube.create_slice(body)
+        log.info(
+            "ResourceSlices of node %s: %d created, %d updated, %d deleted (%d devices, generation %d)",
+            self._node, len(plan.create), len(plan.update), len(plan.delete), len(self._offer.devices), plan.generation,
+        )  # fmt: skip
+
+    def _adopt_dropped_fields(self, stored: list[Object], generation: int) -> None:
+        """A server with a feature gate off drops fields without an error (resourceslice strategy)."""
+        wanted = {item["metadata"]["name"]: item["spec"] for item in self._desired(generation)}
+        for item in stored:
+            name = item["metadata"]["name"]
+            lost = dropped_fields(wanted.get(name, {}), item["spec"])
+            if lost:
+                self._adopted[name] = item["spec"]
+                log.warning(
+                    "ResourceSlice %s: the API server dropped %s. Its feature gate DRAPartitionableDevices is "
+                    "probably off (needs Kubernetes 1.36, or the gate): a GPU could then be given out alone and "
+                    "in a pair.", name, ", ".join(sorted(lost)),
+                )  # fmt: skip
+
+    def _wait_for_change(self, version: str) -> None:
+        """Return when somebody touched one of the slices, or after a while; the next sync looks closer."""
+        for event in self._kube.watch_slices(self._driver, self._node, version, _WATCH_SECONDS):
+            if self._stopping.is_set() or event["type"] != "BOOKMARK":
+                return
+
+
+class WritePlan:
+    """Names of slices to delete, update and create; ``generation`` is None when nothing is to be done."""
+
+    def __init__(self) -> None:
+        self.delete: set[str] = set()
+        self.update: set[str] = set()
+        self.create: set[str] = set()
+        self.generation: int | None = None
+
+
+def plan_writes(existing: list[Object], desired: list[Object]) -> WritePlan:
+    """What to write. Pure.
+
+    A pool's generation tells the scheduler which slices belong together: it stays when exactly one
+    slice changes in place, else it is raised and all slices are written (KEP-4381, ResourcePool).
+    """
+    plan = WritePlan()
+    wanted = {item["metadata"]["name"]: item for item in desired}
+    stored = {item["metadata"]["name"]: item for item in existing}
+    highest = max((item["spec"]["pool"]["generation"] for item in existing), default=0)
+    plan.delete = stored.keys() - wanted.keys()
+    plan.create = wanted.keys() - stored.keys()
+    kept = wanted.keys() & stored.keys()
+    changed = {name for name in kept if not _same(stored[name], wanted[name])}
+    mixed = len({stored[name]["spec"]["pool"]["generation"] for name in kept}) > 1
+    if not (plan.delete or plan.create or changed or mixed):
+        return plan
+    if plan.create or mixed or len(changed) > 1:
+        plan.generation = highest + 1
+        plan.update = set(kept)
+    else:
+        plan.generation = highest
+        plan.update = changed
+    return plan
+
+
+def _same(stored: Object, wanted: Object) -> bool:
+    """Equal but for the generation, which the plan decides. Order of devices counts: first fit walks it."""
+    return _comparable(stored) == _comparable(wanted)
+
+
+def _comparable(item: Object) -> tuple[Any, ...]:
+    spec = {key: value for key, value in item["spec"].items() if value not in (None, [], {})}
+    pool = dict(spec.pop("pool"))
+    pool.pop("generation", None)
+    owners = [(owner["name"], owner["uid"]) for owner in item["metadata"].get("ownerReferences", [])]
+    return spec, pool, owners
+
+
+def dropped_fields(sent: Any, stored: Any) -> set[str]:
+    """Names of fields that were sent and are not in what the server stored, at any depth."""
+    lost: set[str] = set()
+    if isinstance(sent, dict) and isinstance(stored, dict):
+        for key, value in sent.items():
+            if key not in stored and value not in (None, [], {}):
+                lost.add(key)
+            else:
+                lost |= dropped_fields(value, stored.get(key))
+    elif isinstance(sent, list) and isinstance(stored, list):
+        for one, other in zip(sent, stored, strict=False):
+            lost |= dropped_fields(one, other)
+    return lost

@@ -1,0 +1,233 @@
+"""Inventory and topology to devices: GPUs, VFs and pairs. A pure function."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from railmate.inventory.model import Gpu, Inventory, Nic
+from railmate.publish.counters import assign_counters
+from railmate.publish.model import AttributeValue, Offer, OfferedDevice
+from railmate.topology.model import MachineClass, Pair, Role, Topology
+from railmate_api import attributes as names
+
+#: API limit of an attribute's string (k8s.io/api resource/v1, DeviceAttributeMaxValueLength).
+_MAX_STRING = 64
+
+
+@dataclass(frozen=True, slots=True)
+class OfferOptions:
+    """What an administrator may set.
+
+    ``share_pair_vfs``: offer the VF of a pair alone as well. It is off by default: where a physical
+    function has several VFs, one of them is kept for its pair, so that a claim for a lone VF never
+    costs a GPU its NIC. A physical function with a single VF is always offered both ways.
+    ``excluded``: PCI addresses that are never offered (the node's uplink).
+    """
+
+    share_pair_vfs: bool = False
+    excluded: frozenset[str] = frozenset()
+
+
+def build_offer(inventory: Inventory, topology: Topology, options: OfferOptions | None = None) -> Offer:
+    """Devices in the order the scheduler should take them: pairs, GPUs, then VFs, each switch by switch.
+
+    First fit walks this order, so small claims fill one switch before they open the next.
+    """
+    mapping = _Mapping(inventory, topology, options or OfferOptions())
+    return assign_counters(mapping.pairs() + mapping.gpus() + mapping.lone_nics(), topology.switches)
+
+
+class _Mapping:
+    def __init__(self, inventory: Inventory, topology: Topology, options: OfferOptions) -> None:
+        self._topology = topology
+        self._options = options
+        self._gpus = {gpu.address: gpu for gpu in inventory.gpus if self._offered(gpu)}
+        self._nics = {nic.address: nic for nic in inventory.nics if self._offered_nic(nic)}
+        self._functions = inventory.functions
+        # VFs by the address of their physical function, in VF order
+        self._vfs: dict[str, list[Nic]] = {}
+        for nic in self._nics.values():
+            if nic.function.physical_function:
+                self._vfs.setdefault(nic.function.physical_function, []).append(nic)
+        for vfs in self._vfs.values():
+            vfs.sort(key=lambda vf: vf.vf_index or 0)
+        # an n-th pair of the same physical function takes its n-th VF
+        self._taken: Counter[str] = Counter()
+        self._kept_for_pairs: set[str] = set()
+
+    def pairs(self) -> list[OfferedDevice]:
+        devices = []
+        for pair in self._topology.pairs:
+            device = self._pair(pair)
+            if device is not None:
+                devices.append(device)
+        return self._in_switch_order(devices)
+
+    def gpus(self) -> list[OfferedDevice]:
+        return self._in_switch_order(
+            [
+                OfferedDevice(
+                    name=device_name("gpu", gpu.address),
+                    kind=names.KIND_GPU,
+                    attributes=self._place(gpu.address) | gpu_attributes(gpu) | {names.KIND: names.KIND_GPU},
+                    capacity=gpu_capacity(gpu),
+                    gpus=(gpu.address,),
+                )
+                for gpu in self._gpus.values()
+            ]
+        )
+
+    def lone_nics(self) -> list[OfferedDevice]:
+        """VFs of rails, less those kept for pairs. Call after ``pairs``."""
+        devices = []
+        for vfs in self._vfs.values():
+            for vf in vfs:
+                if len(vfs) > 1 and vf.address in self._kept_for_pairs and not self._options.share_pair_vfs:
+                    continue
+                devices.append(
+                    OfferedDevice(
+                        name=device_name("vf", vf.address),
+                        kind=names.KIND_RDMA_VF,
+                        attributes=self._place(vf.address)
+                        | self._nic_attributes([vf])
+                        | {names.KIND: names.KIND_RDMA_VF},
+                        nics=(vf.address,),
+                    )
+                )
+        return self._in_switch_order(devices)
+
+    # --- one pair
+    def _pair(self, pair: Pair) -> OfferedDevice | None:
+        """One GPU with its NICs. None where a half is not offered, or where the matching gives one
+        NIC to several GPUs (a group, which is no pair)."""
+        if len(pair.gpus) != 1 or pair.gpus[0] not in self._gpus:
+            return None
+        halves = [self._nic_of_pair(nic) for nic in pair.nics]
+        nics = [nic for nic in halves if nic is not None]
+        if not nics or len(nics) != len(halves):
+            return None
+        for nic in nics:
+            self._taken[nic.function.physical_function or nic.address] += 1
+            self._kept_for_pairs.add(nic.address)
+        gpu = self._gpus[pair.gpus[0]]
+        attributes: dict[str, AttributeValue] = {
+            **self._place(gpu.address),
+            **gpu_attributes(gpu),
+            **self._nic_attributes(nics),
+            names.KIND: names.KIND_PAIR,
+            names.DISTANCE: str(pair.distance),
+            names.TOPOLOGY_SOURCE: str(pair.source),
+            names.GPU_PCI_BUS_ID: gpu.address,
+        }
+        attributes.pop(names.PCIE_SWITCH, None)
+        if pair.pcie_switch:
+            attributes[names.PCIE_SWITCH] = pair.pcie_switch
+        _put_joined(attributes, names.NIC_PCI_BUS_ID, (nic.address for nic in nics))
+        return OfferedDevice(
+            name=device_name("pair", gpu.address),
+            kind=names.KIND_PAIR,
+            attributes=attributes,
+            capacity=gpu_capacity(gpu),
+            gpus=(gpu.address,),
+            nics=tuple(nic.address for nic in nics),
+        )
+
+    def _nic_of_pair(self, physical_function: str) -> Nic | None:
+        """The next VF of the physical function, or the function itself where it has none."""
+        vfs = self._vfs.get(physical_function)
+        used = self._taken[physical_function]
+        if vfs:
+            return vfs[used] if used < len(vfs) else None
+        nic = self._nics.get(physical_function)
+        return nic if nic is not None and used == 0 else None
+
+    # --- what may be offered
+    def _offered(self, device: Gpu | Nic) -> bool:
+        """A function without a driver cannot be used by a pod."""
+        return device.function.driver is not None and device.address not in self._options.excluded
+
+    def _offered_nic(self, nic: Nic) -> bool:
+        rail = self._topology.roles.get(nic.address) == Role.RAIL
+        return rail and bool(nic.function.rdma_devices) and self._offered(nic)
+
+    # --- attributes
+    def _place(self, address: str) -> dict[str, AttributeValue]:
+        """Where a function sits; what is not known is left out, never guessed."""
+        function = self._functions[address]
+        place: dict[str, AttributeValue] = {names.PCI_BUS_ID: address}
+        if function.pcie_root:
+            place[names.PCIE_ROOT] = function.pcie_root
+        if function.numa_node is not None:
+            place[names.NUMA_NODE] = function.numa_node
+        switch = self._topology.switches.get(address)
+        if switch:
+            place[names.PCIE_SWITCH] = switch
+        rail = self._topology.rails.get(address)
+        if rail is not None:
+            place[names.RAIL] = rail
+        place[names.MACHINE_CLASS] = str(self._topology.machine_class)
+        place[names.TOPOLOGY_SOURCE] = _source(self._topology, switch)
+        return place
+
+    def _nic_attributes(self, nics: Sequence[Nic]) -> dict[str, AttributeValue]:
+        first = nics[0]
+        parent = self._functions.get(first.function.physical_function or first.address, first.function)
+        found: dict[str, AttributeValue] = {names.MODE: "vf" if first.is_vf else "pf"}
+        if first.vf_index is not None:
+            found[names.VF_INDEX] = first.vf_index
+            found[names.PF_PCI_BUS_ID] = parent.address
+        if parent.netdevs:
+            found[names.PF_NAME] = parent.netdevs[0].name
+            # a VF's own link speed is unknown while it is down or away; its physical function's is the port's
+            if parent.netdevs[0].speed:
+                found[names.LINK_SPEED] = parent.netdevs[0].speed
+        rdma = [device for nic in nics for device in nic.function.rdma_devices]
+        if rdma and rdma[0].link_layer:
+            found[names.LINK_LAYER] = rdma[0].link_layer
+        if rdma and names.LINK_SPEED not in found and rdma[0].rate:
+            found[names.LINK_SPEED] = rdma[0].rate * 1000
+        _put_joined(found, names.RDMA_DEVICE, (device.name for device in rdma))
+        return found
+
+    def _in_switch_order(self, devices: list[OfferedDevice]) -> list[OfferedDevice]:
+        """Stable: switches in the order of their first device, unknown switches last in PCI order."""
+        order: dict[object, int] = {}
+        for device in devices:
+            order.setdefault(device.attributes.get(names.PCIE_SWITCH), len(order))
+        return sorted(devices, key=lambda d: order[d.attributes.get(names.PCIE_SWITCH)])
+
+
+def device_name(prefix: str, address: str) -> str:
+    """A DNS label from an address: ``gpu-0000-07-00-0``. Stable while the hardware stays in its place."""
+    return f"{prefix}-{address.replace(':', '-').replace('.', '-')}"
+
+
+def gpu_attributes(gpu: Gpu) -> dict[str, AttributeValue]:
+    known = {
+        names.VENDOR: str(gpu.vendor),
+        names.PRODUCT: gpu.product,
+        names.UUID: gpu.uuid,
+        names.ARCHITECTURE: gpu.architecture,
+        # a plain string: "535.104.05" is no semantic version, and the API refuses it as one
+        names.DRIVER_VERSION: gpu.driver_version,
+    }
+    return {name: value[:_MAX_STRING] for name, value in known.items() if value}
+
+
+def gpu_capacity(gpu: Gpu) -> dict[str, int]:
+    return {names.MEMORY: gpu.memory_bytes} if gpu.memory_bytes else {}
+
+
+def _source(topology: Topology, switch: str | None) -> str:
+    if switch is None and topology.machine_class is not MachineClass.SWITCHED:
+        return "numa"
+    return next((str(p.source) for p in topology.paths if p.pcie_switch == switch and switch), "sysfs")
+
+
+def _put_joined(attributes: dict[str, AttributeValue], name: str, values: Iterable[str]) -> None:
+    """Several values in one string, as long as the API's limit allows; else the attribute is left out."""
+    joined = ",".join(values)
+    if joined and len(joined) <= _MAX_STRING:
+        attributes[name] = joined
