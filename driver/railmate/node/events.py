@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,8 +21,7 @@ class RuntimeEvents:
         self._workers = ThreadPoolExecutor(4, thread_name_prefix="nri")
 
     async def synchronize(self, pods: list[PodSandbox], containers: list[ContainerInfo]) -> None:
-        live = [_sandbox(pod) for pod in pods if pod.is_live()]
-        await self._run(self._state.synchronize, live)
+        await self._run(self._state.synchronize, [_sandbox(pod) for pod in live_sandboxes(pods)])
 
     async def run_pod_sandbox(self, pod: PodSandbox) -> None:
         await self._run(self._state.attach, _sandbox(pod))
@@ -45,6 +44,16 @@ class RuntimeEvents:
 
     async def _run(self, verb: Callable[..., Any], *arguments: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(self._workers, verb, *arguments)
+
+
+def live_sandboxes(pods: Iterable[PodSandbox]) -> list[PodSandbox]:
+    """One sandbox a pod. After a pause process was killed the runtime lists the old sandbox, whose namespace is
+    still there, beside the new one; only the new one has a process."""
+    best: dict[str, PodSandbox] = {}
+    for pod in pods:
+        if pod.is_live() and (pod.uid not in best or pod.pid > 0):
+            best[pod.uid] = pod
+    return list(best.values())
 
 
 def _sandbox(pod: PodSandbox) -> Sandbox:

@@ -1,0 +1,239 @@
+/*
+ * railmate's attach gate: an OCI createRuntime hook that lets a container start only when its own pod sandbox
+ * holds the claim's network devices.
+ *
+ *     gate ATTACHED-DIR CLAIM-UID [DRIVER-NAME]  < state of the container, as JSON (OCI runtime specification)
+ *
+ * The driver writes ATTACHED-DIR/CLAIM-UID.SANDBOX-ID when it has attached the devices of the claim to that
+ * sandbox, and only then. Exit code 0: the file is there. 1: it is not, or that cannot be told; the runtime
+ * then refuses the container and shows the user what is on stderr. 2: wrong arguments.
+ *
+ * Everything that is not understood keeps the gate closed. The program needs nothing of the host: it is linked
+ * statically, opens no file, and reads a bounded amount of input.
+ */
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MAX_STATE (1 << 20) /* bytes of JSON; annotations of an object in the API take 256 KiB at most */
+#define MAX_DEPTH 32        /* of nested JSON objects and arrays */
+#define MAX_ID 128          /* characters of a sandbox id (containerd: 64) or a claim's UID (36) */
+
+static const char *driver = "railmate.dev";
+
+/* The annotations under which containerd and CRI-O give the sandbox's id. */
+static const char *const id_keys[] = {"io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID"};
+
+static char state[MAX_STATE + 1];
+static char sandbox[MAX_ID + 2]; /* one more than allowed, so that a longer one is seen to be too long */
+static int sandbox_conflict;
+
+struct scanner {
+	const char *at, *end;
+};
+
+static int refuse(const char *format, ...)
+{
+	va_list arguments;
+
+	fprintf(stderr, "%s: ", driver);
+	va_start(arguments, format);
+	vfprintf(stderr, format, arguments);
+	va_end(arguments);
+	fputc('\n', stderr);
+	return 1;
+}
+
+static int peek(struct scanner *s)
+{
+	while (s->at < s->end && strchr(" \t\r\n", *s->at) && *s->at)
+		s->at++;
+	return s->at < s->end ? (unsigned char)*s->at : -1;
+}
+
+static int take(struct scanner *s, int wanted)
+{
+	if (peek(s) != wanted)
+		return 0;
+	s->at++;
+	return 1;
+}
+
+/* The value of four hexadecimal digits, -1 if they are not. */
+static int hex4(const char *digits)
+{
+	int value = 0;
+
+	for (int i = 0; i < 4; i++) {
+		int c = (unsigned char)digits[i];
+
+		if (!isxdigit(c))
+			return -1;
+		value = value * 16 + (c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10);
+	}
+	return value;
+}
+
+/*
+ * Reads a string into out (size bytes with the final 0), cut off where it is longer. What is not printable ASCII
+ * becomes '?', which is in none of the strings that matter here. Returns 0 for malformed input.
+ */
+static int string(struct scanner *s, char *out, size_t size)
+{
+	size_t length = 0;
+
+	if (!take(s, '"'))
+		return 0;
+	while (s->at < s->end && *s->at != '"') {
+		int c = (unsigned char)*s->at++;
+
+		if (c == '\\') {
+			if (s->at == s->end)
+				return 0;
+			c = (unsigned char)*s->at++;
+			if (c == 'u') {
+				if (s->end - s->at < 4 || (c = hex4(s->at)) < 0)
+					return 0;
+				s->at += 4;
+			} else if (c && strchr("bfnrt", c)) {
+				c = '?';
+			} else if (!c || !strchr("\"\\/", c)) {
+				return 0;
+			}
+		} else if (c < 0x20) {
+			return 0;
+		}
+		if (length + 1 < size)
+			out[length++] = c < 0x20 || c > 0x7e ? '?' : (char)c;
+	}
+	if (s->at == s->end)
+		return 0;
+	s->at++;
+	out[length] = 0;
+	return 1;
+}
+
+static void note_sandbox(const char *id)
+{
+	if (sandbox[0] && strcmp(sandbox, id) != 0)
+		sandbox_conflict = 1;
+	strcpy(sandbox, id);
+}
+
+/*
+ * Reads a value. depth counts the objects and arrays around it; path is what the state's members on the way to it
+ * are: 0 the state itself, 1 its annotations, -1 anything else. Returns 0 for malformed input.
+ */
+static int value(struct scanner *s, int depth, int path)
+{
+	int open = peek(s), close = open == '{' ? '}' : ']';
+	char text[MAX_ID + 2];
+
+	if (open == '"')
+		return string(s, text, sizeof text);
+	if (open != '{' && open != '[') { /* number, true, false, null */
+		const char *start = s->at;
+
+		while (s->at < s->end && *s->at && strchr("+-.0123456789abcdefghijklmnopqrstuvwxyzE", *s->at))
+			s->at++;
+		return s->at > start;
+	}
+	if (depth == MAX_DEPTH)
+		return 0;
+	s->at++;
+	if (take(s, close))
+		return 1;
+	do {
+		int inner = -1;
+
+		if (open == '{') {
+			if (!string(s, text, sizeof text) || !take(s, ':'))
+				return 0;
+			if (path == 0 && strcmp(text, "annotations") == 0)
+				inner = 1;
+			if (path == 1 && peek(s) == '"' &&
+			    (strcmp(text, id_keys[0]) == 0 || strcmp(text, id_keys[1]) == 0)) {
+				if (!string(s, text, sizeof text))
+					return 0;
+				note_sandbox(text);
+				continue;
+			}
+		}
+		if (!value(s, depth + 1, inner))
+			return 0;
+	} while (take(s, ','));
+	return take(s, close);
+}
+
+/* Whether text can be part of a file name here: letters, digits and, where allowed, dashes. */
+static int is_id(const char *text, int dashes)
+{
+	size_t length = strlen(text);
+
+	return length > 0 && length <= MAX_ID &&
+	       strspn(text, dashes ? "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-"
+				   : "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == length;
+}
+
+int main(int argc, char **argv)
+{
+	char path[PATH_MAX];
+	struct scanner s = {state, state};
+	struct stat marker;
+	size_t length = 0;
+	ssize_t got;
+
+	if (argc < 3 || argc > 4) {
+		fprintf(stderr, "usage: %s ATTACHED-DIR CLAIM-UID [DRIVER-NAME]  (an OCI createRuntime hook)\n",
+			argc ? argv[0] : "gate");
+		return 2;
+	}
+	if (argc == 4)
+		driver = argv[3];
+	if (!is_id(argv[2], 1))
+		return refuse("the attach gate was given a malformed claim UID");
+
+	while (length <= MAX_STATE) {
+		got = read(STDIN_FILENO, state + length, sizeof state - length);
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			return refuse("the container's state cannot be read: %s", strerror(errno));
+		if (got == 0)
+			break;
+		length += (size_t)got;
+	}
+	if (length > MAX_STATE)
+		return refuse("the container's state has more than %d bytes; remove large annotations from the pod",
+			      MAX_STATE);
+	s.end = state + length;
+	if (peek(&s) != '{' || !value(&s, 0, 0) || peek(&s) != -1)
+		return refuse("the container runtime gave a malformed container state");
+	if (!sandbox[0])
+		return refuse("the container's state does not name its pod sandbox; the container runtime must be "
+			      "containerd or CRI-O");
+	if (sandbox_conflict || !is_id(sandbox, 0))
+		return refuse("the container's state names its pod sandbox in an unusable way");
+
+	got = snprintf(path, sizeof path, "%s/%s.%s", argv[1], argv[2], sandbox);
+	if (got < 0 || (size_t)got >= sizeof path)
+		return refuse("the path of the directory of attached claims is too long");
+	if (lstat(path, &marker) == 0) {
+		if (S_ISREG(marker.st_mode))
+			return 0;
+		return refuse("whether claim %s is attached to this pod cannot be told: %s is no regular file", argv[2],
+			      path);
+	}
+	if (errno != ENOENT)
+		return refuse("whether claim %s is attached to this pod cannot be told: %s: %s", argv[2], argv[1],
+			      strerror(errno));
+	return refuse("the network device of claim %s is not attached to this pod yet (sandbox %.12s): the railmate "
+		      "plugin on this node is not connected to the container runtime; the container starts by itself "
+		      "once it is. See the railmate pod's log on this node.",
+		      argv[2], sandbox);
+}

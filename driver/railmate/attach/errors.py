@@ -1,0 +1,13 @@
+"""What can go wrong while the kernel is changed."""
+
+from __future__ import annotations
+
+from railmate.errors import RailmateError
+
+
+class AttachError(RailmateError):
+    """A device could not be attached or taken back."""
+
+
+class NamespaceGoneError(AttachError):
+    """The pod's network namespace does not exist any more."""

@@ -1,0 +1,112 @@
+"""What the container runtime tells, as plain immutable data, and what a handler of it looks like.
+
+Nothing outside this package sees the protobuf messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+UNLIMITED = 2**64 - 1  # RLIM_INFINITY, for Rlimit.soft and Rlimit.hard
+
+
+@dataclass(frozen=True, slots=True)
+class PodSandbox:
+    """A pod's sandbox. One pod (``uid``) can have several over time, each with its own ``id`` and namespace.
+
+    ``netns_path`` is the pod's network namespace as the runtime's mount namespace names it; None on the host
+    network. ``pid`` is the pause process, 0 when it has ended or is unknown.
+    """
+
+    id: str
+    name: str
+    namespace: str
+    uid: str
+    netns_path: Path | None = None
+    pid: int = 0
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    def is_live(self) -> bool:
+        """Whether the sandbox still has its network namespace.
+
+        The runtime lists sandboxes whose pause process has ended, too. The path of a live one is a namespace
+        (a file of the one nsfs file system of the kernel); what is left of a stopped one is no file or a plain
+        file. For a pod on the host network only the pause process can tell.
+
+        A sandbox whose pause process was killed keeps its namespace until the kubelet stops it. containerd says
+        ``pid`` 0 then, but CRI-O may run sandboxes without a pause process: so ``pid`` does not decide here, yet
+        of two live sandboxes of one pod the one with a ``pid`` is the pod's.
+        """
+        if self.netns_path is None:
+            return self.pid > 0
+        try:
+            return self.netns_path.stat().st_dev == Path("/proc/self/ns/net").stat().st_dev
+        except OSError:
+            return False
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name} (sandbox {self.id[:12]})"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerInfo:
+    """A container. ``cdi_devices`` are its fully qualified CDI names, ``vendor/class=device``."""
+
+    id: str
+    name: str
+    pod_sandbox_id: str
+    cdi_devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rlimit:
+    """A resource limit as the OCI runtime specification names it, for example ``RLIMIT_MEMLOCK`` in bytes."""
+
+    type: str
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerAdjustment:
+    """What a container gets on top of what its pod asks for."""
+
+    rlimits: tuple[Rlimit, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cdi_devices: tuple[str, ...] = ()
+
+
+class NriHandler(Protocol):
+    """Answers the runtime's events.
+
+    Events of one sandbox come one after the other. Events of different sandboxes, and ``synchronize``, may
+    overlap: the runtime stops waiting after two seconds, the work does not end by that. So what two sandboxes
+    could both touch (a claim, a VF) needs the handler's own lock. Blocking work belongs in a thread.
+    """
+
+    async def synchronize(self, pods: list[PodSandbox], containers: list[ContainerInfo]) -> None:
+        """All sandboxes and containers there are, dead sandboxes included. Called after every (re)connect.
+
+        An exception is logged and kept from the runtime, which would drop the plugin for it.
+        """
+
+    async def run_pod_sandbox(self, pod: PodSandbox) -> None:
+        """The sandbox and its network exist, its containers do not yet. An exception refuses the sandbox.
+
+        The message of a RailmateError reaches the user in the pod's events.
+        """
+
+    async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
+        """The sandbox's processes have ended, its network namespace is still there. Must be idempotent.
+
+        Also called after a ``run_pod_sandbox`` that was refused or took too long.
+        """
+
+    async def remove_pod_sandbox(self, pod: PodSandbox) -> None:
+        """The sandbox is gone. Must be idempotent."""
+
+    async def create_container(self, pod: PodSandbox, container: ContainerInfo) -> ContainerAdjustment | None:
+        """The container is about to be made. An exception refuses it, as for ``run_pod_sandbox``."""

@@ -1,0 +1,370 @@
+"""Netdevs between real network namespaces. A VF is played by one end of a veth pair, as in the simulated node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from railmate.attach.errors import AttachError, NamespaceGoneError
+from railmate.attach.netdev import (
+    AttachedNetdev,
+    MoveRequest,
+    NetdevSnapshot,
+    ReturnRequest,
+    ReturnState,
+    attach_all,
+    move_back,
+    move_in,
+    return_all,
+    snapshot,
+)
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+@dataclass
+class Pod:
+    """A network namespace under a name of its own, as a runtime would make one for a pod."""
+
+    name: str
+
+    @property
+    def path(self) -> Path:
+        return Path("/run/netns") / self.name
+
+    def ip(self, *arguments: str) -> str:
+        return run("ip", "-netns", self.name, *arguments)
+
+    def links(self) -> dict[str, dict[str, Any]]:
+        return {link["ifname"]: link for link in json.loads(self.ip("-json", "link", "show"))}
+
+    def end(self) -> None:
+        run("ip", "netns", "delete", self.name)
+
+
+def host_links() -> dict[str, dict[str, Any]]:
+    return {link["ifname"]: link for link in json.loads(run("ip", "-json", "link", "show"))}
+
+
+def address(index: int) -> str:
+    return f"0000:c1:00.{index}"
+
+
+@pytest.fixture
+def pod() -> Iterator[Pod]:
+    with_pid = Pod(f"rmt{os.getpid()}")
+    run("ip", "netns", "add", with_pid.name)
+    try:
+        yield with_pid
+    finally:
+        if with_pid.path.exists():
+            with_pid.end()
+
+
+@pytest.fixture
+def make_vf() -> Iterator[Callable[[int], str]]:
+    """Makes VF number n: netdev ``rmvf<n>`` with MTU 4000, its other end in the host as ``rmpf<n>``."""
+    made: list[str] = []
+
+    def make(number: int) -> str:
+        vf, peer = f"rmvf{number}", f"rmpf{number}"
+        run(
+            "ip",
+            "link",
+            "add",
+            vf,
+            "address",
+            f"02:00:00:00:01:{number:02x}",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            peer,
+        )
+        made.append(peer)
+        run("ip", "link", "set", vf, "mtu", "4000")
+        run("ip", "link", "set", peer, "up")
+        return vf
+
+    try:
+        yield make
+    finally:
+        for peer in made:  # the other end goes with it, wherever it is
+            subprocess.run(["ip", "link", "delete", peer], capture_output=True)
+
+
+@pytest.fixture
+def vf(make_vf: Callable[[int], str]) -> NetdevSnapshot:
+    return snapshot(make_vf(1), address(1))
+
+
+def assert_home(vf: NetdevSnapshot) -> None:
+    link = host_links()[vf.name]
+    assert (link["address"], link["mtu"], "UP" in link["flags"]) == (vf.mac, vf.mtu, vf.up)
+
+
+def test_a_snapshot_says_what_the_host_sees(make_vf: Callable[[int], str]) -> None:
+    assert snapshot(make_vf(1), address(1)) == NetdevSnapshot(
+        pci_address=address(1), name="rmvf1", mac="02:00:00:00:01:01", mtu=4000, up=False, parent=None
+    )
+
+
+def test_a_netdev_that_is_not_there_has_no_snapshot() -> None:
+    with pytest.raises(AttachError, match=r"netdev nosuch0 of 0000:c1:00\.1 is not on the host"):
+        snapshot("nosuch0", address(1))
+
+
+def test_a_netdev_moves_into_the_pod_under_its_new_name_and_is_up(pod: Pod, vf: NetdevSnapshot) -> None:
+    attached = move_in(vf, pod.path, name="net1")
+    link = pod.links()["net1"]
+    assert attached == AttachedNetdev(address(1), "net1", link["ifindex"], vf.mac, 4000)
+    assert (link["address"], link["mtu"], "UP" in link["flags"]) == (vf.mac, 4000, True)
+    assert vf.name not in host_links()
+
+
+def test_moving_it_in_again_changes_nothing(pod: Pod, vf: NetdevSnapshot) -> None:
+    attached = move_in(vf, pod.path, name="net1")
+    pod.ip("address", "add", "10.9.0.2/24", "dev", "net1")
+    assert move_in(vf, pod.path, name="net1") == attached
+    assert "10.9.0.2/24" in pod.ip("address", "show", "dev", "net1")
+
+
+def test_an_interface_that_a_container_renamed_is_left_alone(pod: Pod, vf: NetdevSnapshot) -> None:
+    attached = move_in(vf, pod.path, name="net1")
+    pod.ip("link", "set", "net1", "down")
+    pod.ip("link", "set", "net1", "name", "mine0")
+    again = move_in(vf, pod.path, name="net1")
+    assert (again.name, again.ifindex) == ("mine0", attached.ifindex)
+    assert "UP" not in pod.links()["mine0"]["flags"]
+
+
+def test_a_move_that_broke_off_before_the_rename_is_finished(pod: Pod, vf: NetdevSnapshot) -> None:
+    run("ip", "link", "set", vf.name, "netns", pod.name)
+    assert move_in(vf, pod.path, name="net1").name == "net1"
+    assert "UP" in pod.links()["net1"]["flags"]
+
+
+def test_the_pods_own_interface_of_the_hosts_name_is_no_obstacle(pod: Pod, vf: NetdevSnapshot) -> None:
+    pod.ip("link", "add", vf.name, "type", "veth", "peer", "name", "other0")
+    move_in(vf, pod.path, name="net1")
+    assert pod.links()["net1"]["address"] == vf.mac
+
+
+def test_an_attach_works_from_a_running_event_loop_through_a_thread(pod: Pod, vf: NetdevSnapshot) -> None:
+    async def attach() -> AttachedNetdev:
+        return await asyncio.to_thread(move_in, vf, pod.path, name="net1")
+
+    assert asyncio.run(attach()).name == "net1"
+
+
+def test_the_callers_own_namespace_stays_what_it_was(pod: Pod, vf: NetdevSnapshot) -> None:
+    before = Path("/proc/thread-self/ns/net").stat().st_ino
+    move_in(vf, pod.path, name="net1")
+    assert Path("/proc/thread-self/ns/net").stat().st_ino == before
+    assert before != pod.path.stat().st_ino
+
+
+@pytest.mark.parametrize("name", ["", "a" * 16, "net/1", "net 1", "..", "net%d", "net:1"])
+def test_what_is_no_interface_name_is_refused(pod: Pod, vf: NetdevSnapshot, name: str) -> None:
+    with pytest.raises(AttachError, match="is no interface name"):
+        move_in(vf, pod.path, name=name)
+    assert_home(vf)
+
+
+def test_a_name_that_the_pod_uses_already_is_refused_and_the_netdev_stays(
+    pod: Pod, vf: NetdevSnapshot
+) -> None:
+    pod.ip("link", "add", "net1", "type", "veth", "peer", "name", "other0")
+    with pytest.raises(
+        AttachError, match=r"netdev rmvf1 .* as net1: the pod has another interface of that name"
+    ):
+        move_in(vf, pod.path, name="net1")
+    assert_home(vf)
+
+
+def test_a_netdev_that_is_nowhere_is_refused(pod: Pod, vf: NetdevSnapshot) -> None:
+    run("ip", "link", "delete", vf.name)
+    with pytest.raises(AttachError, match=r"netdev rmvf1 .* is neither on the host nor in this pod"):
+        move_in(vf, pod.path, name="net1")
+
+
+def test_a_namespace_that_is_gone_is_told_apart(pod: Pod, vf: NetdevSnapshot, tmp_path: Path) -> None:
+    pod.end()
+    with pytest.raises(NamespaceGoneError, match="does not exist any more"):
+        move_in(vf, pod.path, name="net1")
+    plain_file = tmp_path / "cni-1"
+    plain_file.touch()
+    with pytest.raises(NamespaceGoneError, match="HostToContainer"):
+        move_in(vf, plain_file, name="net1")
+    assert_home(vf)
+
+
+def test_several_netdevs_are_attached_in_order(pod: Pod, make_vf: Callable[[int], str]) -> None:
+    vfs = [snapshot(make_vf(n), address(n)) for n in (1, 2, 3)]
+    attached = attach_all([MoveRequest(vf, f"net{i + 1}") for i, vf in enumerate(vfs)], pod.path)
+    assert [(one.pci_address, one.name) for one in attached] == [(address(n), f"net{n}") for n in (1, 2, 3)]
+    results = return_all([ReturnRequest(vf, at) for vf, at in zip(vfs, attached, strict=True)], pod.path)
+    assert {result.state for result in results} == {ReturnState.RETURNED}
+    for vf in vfs:
+        assert_home(vf)
+
+
+def test_when_one_cannot_be_attached_none_is(pod: Pod, make_vf: Callable[[int], str]) -> None:
+    vfs = [snapshot(make_vf(n), address(n)) for n in (1, 2, 3)]
+    run("ip", "link", "delete", vfs[2].name)
+    with pytest.raises(AttachError, match=r"netdev rmvf3"):
+        attach_all([MoveRequest(vf, f"net{i + 1}") for i, vf in enumerate(vfs)], pod.path)
+    assert set(pod.links()) == {"lo"}
+    assert_home(vfs[0])
+    assert_home(vfs[1])
+
+
+def test_a_failed_attach_does_not_take_what_the_pod_had_before(
+    pod: Pod, make_vf: Callable[[int], str]
+) -> None:
+    vfs = [snapshot(make_vf(n), address(n)) for n in (1, 2)]
+    move_in(vfs[0], pod.path, name="net1")
+    run("ip", "link", "delete", vfs[1].name)
+    with pytest.raises(AttachError):
+        attach_all([MoveRequest(vf, f"net{i + 1}") for i, vf in enumerate(vfs)], pod.path)
+    assert "net1" in pod.links()
+
+
+@pytest.mark.parametrize("was_up", [False, True])
+def test_it_comes_home_as_it_was_whatever_the_pod_did_to_it(
+    pod: Pod, make_vf: Callable[[int], str], was_up: bool
+) -> None:
+    name = make_vf(1)
+    if was_up:
+        run("ip", "link", "set", name, "up")
+    vf = snapshot(name, address(1))
+    assert vf.up == was_up
+    attached = move_in(vf, pod.path, name="net1")
+    pod.ip("link", "set", "net1", "down")
+    pod.ip("link", "set", "net1", "name", "mine0", "address", "02:00:00:00:99:99", "mtu", "1400")
+    pod.ip("link", "set", "mine0", "up")
+    result = move_back(vf, pod.path, attached=attached)
+    assert (result.state, result.name, result.problems) == (ReturnState.RETURNED, vf.name, ())
+    assert_home(vf)
+    assert set(pod.links()) == {"lo"}
+
+
+def test_the_mac_is_enough_when_the_attachment_was_forgotten(pod: Pod, vf: NetdevSnapshot) -> None:
+    move_in(vf, pod.path, name="net1")
+    pod.ip("link", "set", "net1", "down")
+    pod.ip("link", "set", "net1", "name", "mine0")
+    assert move_back(vf, pod.path).state == ReturnState.RETURNED
+    assert_home(vf)
+
+
+def test_bringing_it_home_again_finds_it_there(pod: Pod, vf: NetdevSnapshot) -> None:
+    attached = move_in(vf, pod.path, name="net1")
+    move_back(vf, pod.path, attached=attached)
+    for path in (pod.path, None):
+        result = move_back(vf, path, attached=attached)
+        assert (result.state, result.name, result.home) == (ReturnState.ALREADY_HOME, vf.name, True)
+    assert_home(vf)
+
+
+def test_one_that_the_kernel_gave_back_under_the_pods_name_gets_its_own(vf: NetdevSnapshot) -> None:
+    run("ip", "link", "set", vf.name, "name", "rmnet1", "mtu", "1400")
+    run("ip", "link", "set", "rmnet1", "up")
+    result = move_back(vf, None)
+    assert (result.state, result.name) == (ReturnState.ALREADY_HOME, vf.name)
+    assert_home(vf)
+
+
+def test_a_netdev_that_died_with_its_namespace_is_lost(pod: Pod, vf: NetdevSnapshot) -> None:
+    attached = move_in(vf, pod.path, name="net1")
+    pod.end()
+    result = move_back(vf, pod.path, attached=attached, wait=0.2)
+    assert (result.state, result.name, result.home) == (ReturnState.LOST, None, False)
+
+
+def test_one_that_comes_home_a_little_later_is_waited_for(pod: Pod, vf: NetdevSnapshot) -> None:
+    """The kernel gives a VF back in the background; here the link is made again."""
+    move_in(vf, pod.path, name="net1")
+    pod.end()
+    command = ["ip", "link", "add", "rmnet1", "address", vf.mac, "type", "veth", "peer", "name", "rmpf1"]
+    timer = threading.Timer(0.15, lambda: subprocess.run(command, check=True))
+    timer.start()
+    try:
+        result = move_back(vf, pod.path, wait=5)
+    finally:
+        timer.join()
+    assert (result.state, result.name) == (ReturnState.ALREADY_HOME, vf.name)
+    assert_home(vf)
+
+
+def test_when_its_name_is_taken_it_comes_home_under_another_and_says_so(pod: Pod, vf: NetdevSnapshot) -> None:
+    attached = move_in(vf, pod.path, name="net1")
+    run("ip", "link", "add", vf.name, "type", "veth", "peer", "name", "rmother0")
+    try:
+        result = move_back(vf, pod.path, attached=attached)
+        assert (result.state, result.name) == (ReturnState.RETURNED, "rm0000c1001")
+        assert result.problems == ("its name rmvf1 is taken by another device; it is called rm0000c1001 now",)
+        assert host_links()["rm0000c1001"]["address"] == vf.mac
+    finally:
+        run("ip", "link", "delete", vf.name)
+    assert move_back(vf, None).name == vf.name
+    assert_home(vf)
+
+
+def test_what_the_device_refuses_to_restore_is_told(pod: Pod, vf: NetdevSnapshot) -> None:
+    attached = move_in(vf, pod.path, name="net1")
+    impossible = NetdevSnapshot.from_dict(vf.to_dict() | {"mtu": 10_000_000})
+    result = move_back(impossible, pod.path, attached=attached)
+    assert (result.state, result.name) == (ReturnState.RETURNED, vf.name)
+    assert result.problems == ("MTU 10000000 cannot be set: Invalid argument",)
+
+
+def test_one_failure_does_not_keep_the_others_from_coming_home(
+    pod: Pod, make_vf: Callable[[int], str]
+) -> None:
+    vfs = [snapshot(make_vf(n), address(n)) for n in (1, 2)]
+    attached = attach_all([MoveRequest(vf, f"net{i + 1}") for i, vf in enumerate(vfs)], pod.path)
+    run("ip", "-netns", pod.name, "link", "delete", "net1")
+    results = return_all([ReturnRequest(vf, at) for vf, at in zip(vfs, attached, strict=True)], pod.path)
+    assert [result.state for result in results] == [ReturnState.LOST, ReturnState.RETURNED]
+    assert_home(vfs[1])
+
+
+def test_no_file_descriptors_or_threads_are_left(pod: Pod, vf: NetdevSnapshot) -> None:
+    def resources() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    move_back(vf, pod.path, attached=move_in(vf, pod.path, name="net1"))
+    before = resources()
+    for _ in range(5):
+        move_back(vf, pod.path, attached=move_in(vf, pod.path, name="net1"))
+        with pytest.raises(AttachError):
+            move_in(vf, Path("/run/netns/no-such"), name="net1")
+    assert resources() == before
+
+
+def test_an_attach_is_far_below_the_runtimes_limit(pod: Pod, vf: NetdevSnapshot) -> None:
+    """About 25 ms on an idle machine, most of it the kernel's; the runtime gives up after 2 s, for all plugins."""
+    durations = []
+    for _ in range(9):
+        start = time.perf_counter()
+        attached = move_in(vf, pod.path, name="net1")
+        durations.append(time.perf_counter() - start)
+        move_back(vf, pod.path, attached=attached)
+    assert statistics.median(durations) < 0.2

@@ -1,0 +1,250 @@
+"""The attach gate: compiled with the system's compiler and fed container states as a runtime would."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GATE_SOURCES = Path(__file__).parents[2] / "driver" / "gate"
+CLAIM = "4f3c1c0e-6a55-4c38-9d4a-1e2b7f0d5a11"
+SANDBOX = "0f" * 32
+CONTAINERD_KEY = "io.kubernetes.cri.sandbox-id"
+CRIO_KEY = "io.kubernetes.cri-o.SandboxID"
+
+Gate = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def gate_executable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("gate")
+    for source in ("gate.c", "Makefile"):
+        shutil.copy(GATE_SOURCES / source, directory)
+    done = subprocess.run(
+        ["make", "-C", directory, "CFLAGS=-Os -Wall -Wextra -Werror"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return directory / "gate"
+
+
+@pytest.fixture
+def attached(tmp_path: Path) -> Path:
+    directory = tmp_path / "attached"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def gate(gate_executable: Path, attached: Path) -> Gate:
+    def run(
+        state: str | bytes, *arguments: str, directory: Path = attached
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [gate_executable, directory, *(arguments or (CLAIM,))],
+            input=state.encode() if isinstance(state, str) else state,
+            capture_output=True,
+            timeout=10,
+            env={},
+        )
+        return subprocess.CompletedProcess(
+            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+        )
+
+    return run
+
+
+def state(sandbox: str = SANDBOX, key: str = CONTAINERD_KEY, **more: str) -> str:
+    """A state as runc hands it to a hook."""
+    return json.dumps(
+        {
+            "ociVersion": "1.3.0",
+            "id": "ab" * 32,
+            "status": "creating",
+            "pid": 4711,
+            "bundle": "/run/containerd/io.containerd.runtime.v2.task/k8s.io/x",
+            "annotations": {"io.kubernetes.cri.container-type": "container", key: sandbox, **more},
+        }
+    )
+
+
+def attach(directory: Path, sandbox: str = SANDBOX, claim: str = CLAIM) -> None:
+    (directory / f"{claim}.{sandbox}").touch()
+
+
+def is_static(executable: Path) -> bool:
+    """Whether the program has no interpreter (dynamic loader): no PT_INTERP header, ELF64."""
+    image = executable.read_bytes()
+    offset = int.from_bytes(image[32:40], "little")
+    size, count = int.from_bytes(image[54:56], "little"), int.from_bytes(image[56:58], "little")
+    types = [int.from_bytes(image[offset + i * size : offset + i * size + 4], "little") for i in range(count)]
+    return 3 not in types
+
+
+def test_the_gate_needs_no_library_of_the_host(gate_executable: Path) -> None:
+    assert is_static(gate_executable)
+    assert not is_static(Path(os.path.realpath("/bin/sh"))), (
+        "the check itself would not see a dynamic program"
+    )
+
+
+@pytest.mark.parametrize("key", [CONTAINERD_KEY, CRIO_KEY])
+def test_a_container_of_the_sandbox_that_holds_the_devices_starts(
+    gate: Gate, attached: Path, key: str
+) -> None:
+    attach(attached)
+    done = gate(state(key=key))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_container_starts_again_and_again(gate: Gate, attached: Path) -> None:
+    attach(attached)
+    assert [gate(state()).returncode for _ in range(3)] == [0, 0, 0]
+
+
+def test_without_attached_devices_the_container_is_refused_with_a_sentence_for_the_user(gate: Gate) -> None:
+    done = gate(state())
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"railmate.dev: the network device of claim {CLAIM} is not attached to this pod yet "
+        "(sandbox 0f0f0f0f0f0f): the railmate plugin on this node is not connected to the container runtime; "
+        "the container starts by itself once it is. See the railmate pod's log on this node.\n"
+    )
+
+
+def test_the_message_carries_the_drivers_name(gate: Gate) -> None:
+    assert gate(state(), CLAIM, "rails.example").stderr.startswith("rails.example: the network device")
+
+
+def test_a_new_sandbox_of_the_same_pod_is_refused(gate: Gate, attached: Path) -> None:
+    attach(attached)
+    assert gate(state(sandbox="1e" * 32)).returncode == 1
+
+
+def test_another_claim_of_the_same_sandbox_does_not_open_the_gate(gate: Gate, attached: Path) -> None:
+    attach(attached, claim="another-claim")
+    assert gate(state()).returncode == 1
+
+
+def test_a_missing_directory_keeps_the_gate_closed(gate: Gate, tmp_path: Path) -> None:
+    done = gate(state(), directory=tmp_path / "never-made")
+    assert done.returncode == 1
+    assert "is not attached to this pod yet" in done.stderr
+
+
+def test_only_a_regular_file_opens_the_gate(gate: Gate, attached: Path) -> None:
+    (attached / f"{CLAIM}.{SANDBOX}").symlink_to("/etc/hostname")
+    assert gate(state()).returncode == 1
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        "",
+        "null",
+        "[]",
+        '"text"',
+        "{",
+        state()[:-1],
+        state()[:40],
+        state() + "x",
+        state() + state(),
+        state().replace(": ", " ", 1),
+        state().replace('"annotations": {', '"annotations": ['),
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        '{"annotations": {"\\u00zz": "x"}}',
+        '{"annotations": {"a\nb": "x"}}',
+        '{"annotations": {"a\\',
+        "\0" + state(),
+        b"\xff\xfe" + state().encode(),
+    ],
+    ids=lambda text: repr(text[:24]),
+)
+def test_a_malformed_state_keeps_the_gate_closed(gate: Gate, attached: Path, malformed: str | bytes) -> None:
+    attach(attached)
+    done = gate(malformed)
+    assert done.returncode == 1
+    assert done.stderr == "railmate.dev: the container runtime gave a malformed container state\n"
+
+
+@pytest.mark.parametrize(
+    "nameless",
+    [
+        "{}",
+        '{"annotations": {}}',
+        '{"annotations": null}',
+        json.dumps({"annotations": {CONTAINERD_KEY: 7}}),
+        json.dumps({"annotations": {CONTAINERD_KEY: ""}}),
+        json.dumps({CONTAINERD_KEY: SANDBOX}),
+        json.dumps({"annotations": {"nested": {CONTAINERD_KEY: SANDBOX}}}),
+        json.dumps({"x": {"annotations": {CONTAINERD_KEY: SANDBOX}}}),
+        json.dumps({"annotations": [{CONTAINERD_KEY: SANDBOX}]}),
+        json.dumps({"annotations": {"note": f'"{CONTAINERD_KEY}":"{SANDBOX}"'}}),
+        json.dumps({"annotations": {f'x","{CONTAINERD_KEY}': SANDBOX}}),
+    ],
+)
+def test_only_the_states_own_annotation_names_the_sandbox(gate: Gate, attached: Path, nameless: str) -> None:
+    attach(attached)
+    done = gate(nameless)
+    assert done.returncode == 1
+    assert "does not name its pod sandbox" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "sandbox",
+    ["../" + CLAIM, "a/b", "..", ".", "a.b", "a b", "a\0b", "ä" * 8, "x" * 129, SANDBOX + "\n", "%s%n"],
+    ids=repr,
+)
+def test_an_id_that_is_none_never_reaches_the_file_system(gate: Gate, attached: Path, sandbox: str) -> None:
+    attach(attached)
+    attach(attached, claim=f"{CLAIM}.x")
+    done = gate(state(sandbox=sandbox))
+    assert done.returncode == 1
+    assert "names its pod sandbox in an unusable way" in done.stderr
+
+
+@pytest.mark.parametrize("claim", ["../x", "", "a/b", "a.b", "x" * 129])
+def test_a_claim_uid_that_is_none_is_refused(gate: Gate, claim: str) -> None:
+    done = gate(state(), claim)
+    assert done.returncode == 1
+    assert "malformed claim UID" in done.stderr
+
+
+def test_escapes_in_the_state_mean_what_json_says(gate: Gate, attached: Path) -> None:
+    attach(attached)
+    key = CONTAINERD_KEY.replace("-", "\\u002d").replace("cri", "\\u0063r\\u0069")
+    escaped = SANDBOX.replace("0f", "\\u0030\\u0066", 3)
+    text = f'{{"annotations": {{"quote": "\\"}}{{", "{key}": "{escaped}", "tail": "\\\\"}}}}'
+    assert json.loads(text)["annotations"][CONTAINERD_KEY] == SANDBOX
+    assert gate(text).returncode == 0
+
+
+def test_two_different_sandbox_ids_keep_the_gate_closed(gate: Gate, attached: Path) -> None:
+    attach(attached)
+    assert gate(state(**{CRIO_KEY: SANDBOX})).returncode == 0
+    done = gate(state(**{CRIO_KEY: "1e" * 32}))
+    assert done.returncode == 1
+    assert "unusable" in done.stderr
+
+
+def test_large_annotations_are_read(gate: Gate, attached: Path) -> None:
+    attach(attached)
+    assert gate(state(**{"aaa": "x" * 256 * 1024})).returncode == 0
+
+
+def test_the_input_is_bounded(gate: Gate, attached: Path) -> None:
+    attach(attached)
+    done = gate(state(**{"aaa": "x" * (1 << 20)}))
+    assert done.returncode == 1
+    assert "more than 1048576 bytes" in done.stderr
+
+
+def test_wrong_arguments_are_bad_usage(gate_executable: Path) -> None:
+    done = subprocess.run([gate_executable], input="", capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "usage:" in done.stderr

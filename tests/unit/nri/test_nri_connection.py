@@ -1,0 +1,179 @@
+"""The plugin's connection: slow work, malformed messages, a runtime that comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from nri_handler import Recorder, sleeps, with_plugin, with_session
+from nri_runtime import RUNTIME, Connection, FakeRuntime, Refused, fake_runtime, frame, pod, running
+
+from railmate.nri.events import PodSandbox
+from railmate.nri.plugin import NriPlugin
+from railmate.nri.ttrpc import UNAVAILABLE
+from railmate_api.proto import nri_pb2
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        frame(1, b"\xff" * 10),
+        frame(1, b"\0\0\0\x01\0\0\0\x01\x01\0\xff"),
+        frame(RUNTIME, b"\0" * 10),
+        b"\xff" * 8,
+    ],
+    ids=["too long", "no request", "no response", "no frame"],
+)
+def test_a_malformed_message_ends_the_connection_with_a_reason_and_the_plugin_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, garbage: bytes
+) -> None:
+    async def scenario(runtime: FakeRuntime, plugin: NriPlugin) -> None:
+        connection = await runtime.plugin()
+        await connection.start()
+        connection.writer.write(garbage)
+        await asyncio.wait_for(connection.closed.wait(), 5)
+        assert not plugin.connected
+        await (await runtime.plugin()).start()
+        assert plugin.connected
+
+    with_plugin(tmp_path, Recorder(), scenario)
+    [reason] = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert "a ttrpc" in reason or "a frame of" in reason
+
+
+def test_a_slow_attach_is_refused_before_the_runtime_gives_up_and_then_taken_back(tmp_path: Path) -> None:
+    handler = Recorder(run=sleeps(0.5))
+
+    async def scenario(connection: Connection) -> None:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        with pytest.raises(Refused, match="takes longer than the container runtime waits") as refused:
+            await connection.sandbox("RunPodSandbox", pod(), patience=0.3)
+        assert loop.time() - start < 0.3
+        assert refused.value.code == UNAVAILABLE
+        assert "run ended" not in handler.names(), "the work is not cut off"
+        await handler.until("stop ended")
+
+    with_session(tmp_path, handler, scenario)
+    assert handler.names()[2:] == ["run", "run ended", "stop", "stop ended"]
+
+
+def test_a_stop_waits_for_the_attach_of_its_sandbox_but_not_for_others(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+
+    async def run(pod: PodSandbox) -> None:
+        if pod.name == "slow":
+            await gate.wait()
+
+    handler = Recorder(run=run)
+
+    async def scenario(connection: Connection) -> None:
+        slow, other = pod("slow", sandbox="5" * 64), pod("other", sandbox="0" * 64)
+        with pytest.raises(Refused):
+            await connection.sandbox("RunPodSandbox", slow, patience=0.1)
+        await connection.sandbox("StopPodSandbox", slow, patience=0.1)  # answered although it has not begun
+        await connection.sandbox("RunPodSandbox", other)
+        assert [(event, one.name) for event, one in handler.calls[2:]] == [
+            ("run", "slow"),
+            ("run", "other"),
+            ("run ended", "other"),
+        ]
+        gate.set()
+        await handler.until("stop ended", 2)
+
+    with_session(tmp_path, handler, scenario)
+    assert [(event, one.name) for event, one in handler.calls[5:]] == [
+        ("run ended", "slow"),
+        ("stop", "slow"),
+        ("stop ended", "slow"),
+        ("stop", "slow"),
+        ("stop ended", "slow"),
+    ]
+
+
+def test_a_slow_synchronize_does_not_hold_the_runtime_up(tmp_path: Path) -> None:
+    handler = Recorder(synchronize=sleeps(0.4))
+
+    async def scenario(runtime: FakeRuntime, plugin: NriPlugin) -> None:
+        connection = await runtime.plugin()
+        await connection.accept_registration()
+        await connection.call("Synchronize", nri_pb2.SynchronizeRequest(), patience=0.1)
+        assert handler.names() == ["synchronize"]
+        await handler.until("synchronize ended")
+
+    with_plugin(tmp_path, handler, scenario)
+
+
+def test_work_goes_on_when_the_connection_breaks(tmp_path: Path) -> None:
+    handler = Recorder(run=sleeps(0.2))
+
+    async def scenario(runtime: FakeRuntime, plugin: NriPlugin) -> None:
+        connection = await runtime.plugin()
+        await connection.start()
+        with pytest.raises(ConnectionError):
+            await asyncio.gather(connection.sandbox("RunPodSandbox", pod()), _close_soon(connection, handler))
+        await handler.until("run ended")
+        await (await runtime.plugin()).start()
+
+    with_plugin(tmp_path, handler, scenario)
+    assert "stop" not in handler.names(), "nobody refused this sandbox"
+
+
+async def _close_soon(connection: Connection, handler: Recorder) -> None:
+    await handler.until("run")
+    connection.writer.close()
+
+
+def test_ending_the_plugin_lets_work_in_progress_end(tmp_path: Path) -> None:
+    done = []
+
+    async def attach(pod: PodSandbox) -> None:
+        await asyncio.sleep(0.3)
+        done.append(pod.name)  # not reached by a task that is cancelled
+
+    handler = Recorder(run=attach)
+
+    async def scenario(connection: Connection) -> None:
+        call = asyncio.ensure_future(connection.sandbox("RunPodSandbox", pod()))
+        call.add_done_callback(lambda future: future.exception())
+        await handler.until("run")
+
+    with_session(tmp_path, handler, scenario)
+    assert done == ["train-0"]
+
+
+def test_the_plugin_waits_for_a_runtime_that_is_not_there_yet(tmp_path: Path) -> None:
+    async def run() -> None:
+        path = tmp_path / "nri.sock"
+        plugin = NriPlugin("railmate", "10", path, Recorder())
+        async with running(plugin.run_forever()):
+            await asyncio.sleep(0.3)
+            async with fake_runtime(path) as runtime:
+                await (await runtime.plugin()).start()
+                assert plugin.connected
+
+    asyncio.run(run())
+
+
+def test_after_a_restart_of_the_runtime_the_plugin_is_back_at_once_and_says_so(tmp_path: Path) -> None:
+    changes: list[bool] = []
+
+    async def run() -> None:
+        path = tmp_path / "nri.sock"
+        loop = asyncio.get_running_loop()
+        plugin = NriPlugin("railmate", "10", path, Recorder(), on_connection_change=changes.append)
+        async with fake_runtime(path) as first, running(plugin.run_forever()):
+            await (await first.plugin()).start()
+            await first.stop()
+            await asyncio.sleep(1.0)  # so long that the plugin's delay between attempts has grown
+            assert not plugin.connected
+            async with fake_runtime(path) as second:
+                start = loop.time()
+                await (await second.plugin()).start()
+                assert loop.time() - start < 0.25
+                assert plugin.connected
+
+    asyncio.run(run())
+    assert changes == [True, False, True, False]
