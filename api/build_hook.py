@@ -22,7 +22,13 @@ def compile_protos(api_root: Path) -> list[Path]:
     sources = sorted(api_root.glob("railmate_api/proto/*.proto"))
     well_known = Path(grpc_tools.__file__).parent / "_proto"
     for source in sources:
-        arguments = ["protoc", f"-I{api_root}", f"-I{well_known}", f"--python_out={api_root}", f"--pyi_out={api_root}"]
+        arguments = [
+            "protoc",
+            f"-I{api_root}",
+            f"-I{well_known}",
+            f"--python_out={api_root}",
+            f"--pyi_out={api_root}",
+        ]
         if "\nservice " in source.read_text() and source.stem not in {"nri", "ttrpc"}:
             arguments.append(f"--grpc_python_out={api_root}")  # NRI's services go over ttrpc, not gRPC
         if protoc.main([*arguments, str(source)]) != 0:

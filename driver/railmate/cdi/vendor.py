@@ -37,7 +37,9 @@ def vendor_devices(directories: Iterable[Path]) -> dict[str, str]:
                     continue
                 spec = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
                 kind = spec["kind"]
-                names = [device["name"] for device in spec["devices"]]
+                if not isinstance(kind, str):
+                    raise TypeError("its kind is no string")
+                names = [str(device["name"]) for device in spec["devices"]]
             except FileNotFoundError:
                 continue  # written and removed by its owner while we read
             except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
@@ -46,5 +48,5 @@ def vendor_devices(directories: Iterable[Path]) -> dict[str, str]:
                 )
                 continue
             if kind in _GPU_KINDS:
-                found.update({str(name): f"{kind}={name}" for name in names})
+                found.update({name: f"{kind}={name}" for name in names})
     return found

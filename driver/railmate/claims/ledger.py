@@ -17,6 +17,7 @@ from pathlib import Path
 
 from railmate import files
 from railmate.claims.records import Entry
+from railmate.errors import RailmateError
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,10 @@ class Ledger:
                     self._descriptor = None
 
     def entries(self) -> dict[str, Entry]:
-        """All entries that can be read. Others are set aside as ``<name>.bad``."""
+        """All entries. Files that are none are set aside as ``<name>.bad``.
+
+        Raises RailmateError when a file cannot be read at the moment: a claim must not be forgotten for that.
+        """
         found: dict[str, Entry] = {}
         for path in sorted(self._claims.glob("*.json")):
             entry = self._read(path)
@@ -72,7 +76,11 @@ class Ledger:
 
     def put(self, entry: Entry, *, durable: bool = True) -> None:
         """Write the entry; ``durable`` entries survive a power cut, others only this process."""
-        files.write_json(self._path(entry.claim.uid), entry.to_json(), durable=durable)
+        path = self._path(entry.claim.uid)
+        try:
+            files.write_json(path, entry.to_json(), durable=durable)
+        except OSError as error:
+            raise not_written(str(entry.claim), path, error) from error
 
     def drop(self, uid: str) -> None:
         files.remove(self._path(uid))
@@ -93,10 +101,20 @@ class Ledger:
 
     def _read(self, path: Path) -> Entry | None:
         try:
-            return Entry.from_json(json.loads(path.read_bytes()))
+            data = path.read_bytes()
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            # the entry may be whole: out of descriptors, out of memory
+            raise RailmateError(
+                f"ledger entry {path} cannot be read ({error}). It is tried again."
+            ) from error
+        try:
+            entry = Entry.from_json(json.loads(data))
+            if entry.claim.uid != path.stem:
+                raise ValueError(f"it speaks of claim {entry.claim.uid}")
+            return entry
+        except ValueError as error:
             aside = path.with_suffix(".bad")
             log.error("ledger entry %s cannot be read (%s); set aside as %s", path, error, aside.name)
             try:
@@ -104,6 +122,14 @@ class Ledger:
             except OSError as second:
                 log.error("ledger entry %s cannot be set aside either: %s", path, second)
             return None
+
+
+def not_written(claim: str, path: Path, error: OSError) -> RailmateError:
+    """What a full or broken disk looks like to people."""
+    return RailmateError(
+        f"{claim}: {path} cannot be written ({error.strerror or error}). "
+        "Free space on the node's disk or repair it; it is tried again."
+    )
 
 
 def boot_id(proc: Path = Path("/proc")) -> str:

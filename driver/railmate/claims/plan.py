@@ -5,7 +5,7 @@ Source of the claim's shape: k8s.io/api resource/v1 (AllocationResult, DeviceAll
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class NodeView:
     inventory: Inventory
     dev_root: Path
     node_exists: Callable[[Path], bool]
+    netdev_of: Callable[[str], str | None]  # NIC address -> its netdev's name on the node at this moment
     vendor_cdi: Mapping[str, str] = field(default_factory=dict)  # GPU UUID -> CDI ID
 
 
@@ -45,7 +46,6 @@ class Plan:
     pods: tuple[str, ...]
     devices: tuple[PreparedDevice, ...]
     pod_claim_name: str | None
-    netdevs: Mapping[str, str]  # NIC address -> its netdev's name on the node; to be snapshotted
     warnings: tuple[str, ...] = ()
 
 
@@ -61,6 +61,27 @@ def check_claim(claim: Mapping[str, Any], ref: ClaimRef) -> None:
         raise ClaimError(f"{ref}: it is not allocated. The scheduler allocates it when its pod is scheduled.")
 
 
+def allocated(claim: Mapping[str, Any], driver: str) -> list[Mapping[str, Any]]:
+    """The allocation's results that are ours."""
+    results = claim["status"]["allocation"]["devices"].get("results") or []
+    return [result for result in results if result["driver"] == driver]
+
+
+def reserved_pods(claim: Mapping[str, Any]) -> tuple[str, ...]:
+    """UIDs of the pods that the claim is reserved for."""
+    users = claim["status"].get("reservedFor") or []
+    return tuple(user["uid"] for user in users if user.get("resource") == "pods")
+
+
+def refuse_shared_nic(ref: ClaimRef, pods: Sequence[str], devices: Iterable[PreparedDevice]) -> None:
+    """Raise ClaimError when several pods want one NIC."""
+    if len(pods) > 1 and any(device.nics for device in devices):
+        raise ClaimError(
+            f"{ref}: it holds a NIC and is reserved for {len(pods)} pods, but a NIC can be in one pod only. "
+            "Give each pod a claim of its own through a ResourceClaimTemplate."
+        )
+
+
 def make_plan(
     claim: Mapping[str, Any], ref: ClaimRef, node: NodeView, taken_interfaces: Iterable[str]
 ) -> Plan:
@@ -71,35 +92,75 @@ def make_plan(
     """
     check_claim(claim, ref)
     devices = claim["status"]["allocation"]["devices"]
-    results = [result for result in devices.get("results", []) if result["driver"] == node.driver]
+    results = allocated(claim, node.driver)
     if not results:
         drivers = sorted({result["driver"] for result in devices.get("results", [])})
         raise ClaimError(
             f"{ref}: none of its devices is of driver {node.driver} (they are of {', '.join(drivers)})."
         )
-    pods = tuple(
-        user["uid"] for user in claim["status"].get("reservedFor", []) if user.get("resource") == "pods"
-    )
-    planner = _Planner(ref, node, devices.get("config", []), set(taken_interfaces))
+    configs = _decode_configs(devices.get("config") or [], ref, node.driver)
+    planner = _Planner(ref, node, configs, set(taken_interfaces))
+    planner.keep_configured_names([result["request"] for result in results])
     prepared = tuple(planner.device(result) for result in results)
-    if len(pods) > 1 and any(device.nics for device in prepared):
-        raise ClaimError(
-            f"{ref}: it holds a NIC and is reserved for {len(pods)} pods, but a NIC can be in one pod only. "
-            "Give each pod a claim of its own through a ResourceClaimTemplate."
-        )
+    pods = reserved_pods(claim)
+    refuse_shared_nic(ref, pods, prepared)
     annotations = claim["metadata"].get("annotations") or {}
-    return Plan(pods, prepared, annotations.get(POD_CLAIM_NAME), planner.netdevs, tuple(planner.warnings))
+    return Plan(pods, prepared, annotations.get(POD_CLAIM_NAME), tuple(planner.warnings))
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """A decoded config and the requests it speaks of; none: all."""
+
+    requests: frozenset[str]
+    value: RdmaVfConfig
+
+    def covers(self, request: str) -> bool:
+        """``request`` as allocated, ``main`` or ``main/sub``."""
+        return not self.requests or request in self.requests or request.split("/", 1)[0] in self.requests
+
+
+def _decode_configs(entries: Iterable[Mapping[str, Any]], ref: ClaimRef, driver: str) -> list[_Config]:
+    """All config for us, class before claim, also what no device of the claim uses: silence about a
+    mistake would look like success."""
+    found = []
+    for position, entry in enumerate(entries):
+        opaque = entry.get("opaque")
+        if not opaque or opaque["driver"] != driver:
+            continue
+        try:
+            found.append(
+                _Config(frozenset(entry.get("requests") or ()), decode(opaque.get("parameters") or {}))
+            )
+        except ConfigError as error:
+            where = "DeviceClass" if entry.get("source") == "FromClass" else "claim"
+            raise ClaimError(
+                f"{ref}: config {position} (from the {where}): {error}. "
+                f"Correct it in the {where} and make the pod again."
+            ) from error
+    return found
+
+
+def expects_netdev(function: PciFunction) -> bool:
+    """Whether the NIC has a netdev, wherever that is at the moment.
+
+    A RoCE port always has one. It must not be judged by what sysfs shows alone: there a netdev that is in
+    another namespace is absent.
+    """
+    return bool(function.netdevs) or any(device.link_layer == "Ethernet" for device in function.rdma_devices)
 
 
 class _Planner:
-    def __init__(
-        self, ref: ClaimRef, node: NodeView, configs: list[Mapping[str, Any]], taken: set[str]
-    ) -> None:
+    def __init__(self, ref: ClaimRef, node: NodeView, configs: list[_Config], taken: set[str]) -> None:
         self._ref, self._node, self._configs, self._taken = ref, node, configs, taken
         self._gpus = {gpu.address: gpu for gpu in node.inventory.gpus}
         self._nics_named: dict[str, int] = {}  # request -> how many NICs have a name from its config
-        self.netdevs: dict[str, str] = {}
+        self._reserved: set[str] = set()
         self.warnings: list[str] = []
+
+    def keep_configured_names(self, requests: Iterable[str]) -> None:
+        """Default names keep clear of those that users ask for, whichever request comes first."""
+        self._reserved = {name for request in requests if (name := self._config(request).interface_name)}
 
     def device(self, result: Mapping[str, Any]) -> PreparedDevice:
         offered = self._offered(result)
@@ -135,38 +196,19 @@ class _Planner:
             )
         return offered
 
-    # --- config
     def _config(self, request: str) -> RdmaVfConfig:
-        """All config that speaks of ``request`` (``main`` or ``main/sub``), merged, class before claim."""
-        found = []
-        for position, entry in enumerate(self._configs):
-            opaque = entry.get("opaque")
-            if not opaque or opaque["driver"] != self._node.driver:
-                continue
-            wanted = entry.get("requests") or []
-            if wanted and request not in wanted and request.split("/", 1)[0] not in wanted:
-                continue
-            try:
-                found.append(decode(opaque.get("parameters") or {}))
-            except ConfigError as error:
-                where = "DeviceClass" if entry.get("source") == "FromClass" else "claim"
-                raise ClaimError(
-                    f"{self._ref}: config {position} (from the {where}): {error}. "
-                    f"Correct it in the {where} and make the pod again."
-                ) from error
-        return merge(found)
+        return merge([config.value for config in self._configs if config.covers(request)])
 
     # --- NICs
     def _nic(self, function: PciFunction, request: str, config: RdmaVfConfig) -> PreparedNic:
-        if not function.netdevs:
+        if not expects_netdev(function):
             return PreparedNic(function.address, "")
-        self.netdevs[function.address] = function.netdevs[0].name
         return PreparedNic(function.address, self._interface(request, config))
 
     def _interface(self, request: str, config: RdmaVfConfig) -> str:
         if config.interface_name is None:
             number = 1
-            while f"net{number}" in self._taken:
+            while f"net{number}" in self._taken | self._reserved:
                 number += 1
             name = f"net{number}"
         else:

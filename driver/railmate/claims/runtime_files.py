@@ -12,6 +12,7 @@ from pathlib import Path
 from railmate import files
 from railmate.cdi import spec
 from railmate.claims import metadata
+from railmate.claims.ledger import not_written
 from railmate.claims.records import Entry
 
 
@@ -23,7 +24,13 @@ class RuntimeFiles:
         self._metadata_dir = plugin_dir / "dra-device-metadata"
 
     def write(self, entry: Entry) -> None:
-        """Metadata first: a spec must not name a file that is not there."""
+        """Metadata first: a spec must not name a file that is not there. Raises RailmateError when the disk refuses."""
+        try:
+            self._write(entry)
+        except OSError as error:
+            raise not_written(str(entry.claim), self._spec_file(entry.claim.uid), error) from error
+
+    def _write(self, entry: Entry) -> None:
         for request in metadata.requests(entry.devices):
             path = self._metadata_file(entry.claim.uid, request)
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)

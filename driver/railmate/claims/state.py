@@ -19,7 +19,16 @@ from typing import Any, Protocol
 from railmate.attach.model import MoveRequest, NetdevReturn, ReturnRequest, ReturnState
 from railmate.attach.netdev import attach_all, return_all, snapshot
 from railmate.claims.ledger import Ledger
-from railmate.claims.plan import ClaimError, NodeView, Plan, make_plan
+from railmate.claims.plan import (
+    ClaimError,
+    NodeView,
+    Plan,
+    allocated,
+    check_claim,
+    make_plan,
+    refuse_shared_nic,
+    reserved_pods,
+)
 from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedDevice
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.errors import RailmateError
@@ -72,8 +81,8 @@ class ClaimState:
 
         Waits up to ``patience`` seconds for a device whose former pod is still ending.
         """
-        claim = self._api.get_claim(ref.namespace, ref.name)
         deadline = time.monotonic() + patience
+        claim = self._api.get_claim(ref.namespace, ref.name)
         waiting = False
         while True:
             self._freed.clear()
@@ -113,17 +122,23 @@ class ClaimState:
         Raises RailmateError when a netdev cannot be moved; what was moved is home again by then.
         """
         with self._ledger.locked():
-            for entry in self._ledger.entries().values():
-                if sandbox.pod_uid in entry.pods and entry.nics:
+            mine = [e for e in self._ledger.entries().values() if sandbox.pod_uid in e.pods and e.nics]
+            try:
+                for entry in mine:
                     self._attach(entry, sandbox)
+            except Exception:
+                self._attempt(
+                    partial(self._detach_all, sandbox.id, "another NIC of its pod cannot be attached")
+                )
+                raise
 
     def detach(self, sandbox_id: str) -> None:
-        """The sandbox ends: bring home what it holds."""
-        with self._ledger.locked():
-            for entry in self._ledger.entries().values():
-                if entry.attachment is not None and entry.attachment.sandbox == sandbox_id:
-                    self._detach(entry, "the sandbox ends")
-        self._freed.set()
+        """The sandbox ends: bring home what it holds. One failure does not stop the rest; the first is raised."""
+        try:
+            with self._ledger.locked():
+                self._detach_all(sandbox_id, "the sandbox ends")
+        finally:
+            self._freed.set()
 
     def check(self, sandbox: Sandbox, claim_uids: Iterable[str]) -> None:
         """Raise RailmateError unless all devices of these claims are in this sandbox."""
@@ -154,11 +169,14 @@ class ClaimState:
 
     # --- prepare
     def _prepare_now(self, claim: Mapping[str, Any], ref: ClaimRef) -> PreparedClaim:
+        check_claim(claim, ref)
         entries = self._ledger.entries()
         known = entries.pop(ref.uid, None)
-        if known is not None and known.boot_id == self._boot_id:
-            entry = known
-        else:
+        entry = self._still_valid(known, claim, ref) if known else None
+        if entry is None:
+            if known is not None and known.boot_id == self._boot_id:
+                self._detach(known, "its allocation has changed")
+            self._ledger.close_gate(ref.uid)  # a marker from before a reboot says nothing
             entry = self._new_entry(claim, ref, entries)
             self._ledger.put(entry)
             log.info(
@@ -168,10 +186,30 @@ class ClaimState:
         self._files.write(entry)
         return PreparedClaim(entry.devices, self._files.cdi_ids(entry))
 
+    def _still_valid(self, known: Entry, claim: Mapping[str, Any], ref: ClaimRef) -> Entry | None:
+        """The known entry, brought up to date with the claim; None when the claim must be prepared anew.
+
+        The kubelet asks again after its own restart, also for the next pod of a claim that outlives its pods.
+        """
+        now = [(result["pool"], result["device"]) for result in allocated(claim, self._node.driver)]
+        if known.boot_id != self._boot_id or now != [
+            (device.pool, device.device) for device in known.devices
+        ]:
+            return None
+        pods = reserved_pods(claim)
+        if pods == known.pods:
+            return known
+        refuse_shared_nic(ref, pods, known.devices)
+        if known.attachment is not None and known.attachment.pod_uid not in pods:
+            known = self._detach(known, "its pod is gone")
+        entry = replace(known, pods=pods)
+        self._ledger.put(entry)
+        return entry
+
     def _new_entry(self, claim: Mapping[str, Any], ref: ClaimRef, others: Mapping[str, Entry]) -> Entry:
         plan = make_plan(claim, ref, self._node, self._taken_interfaces(claim, others))
         self._refuse_overlap(plan, ref, others)
-        devices = tuple(self._with_snapshots(device, plan, ref) for device in plan.devices)
+        devices = tuple(self._with_snapshots(device, ref) for device in plan.devices)
         for warning in plan.warnings:
             log.warning("%s", warning)
         return Entry(ref, plan.pods, devices, self._boot_id, plan.pod_claim_name)
@@ -188,18 +226,20 @@ class ClaimState:
                     f"{ref}: {', '.join(both)} is still held by {other.claim} ({other.claim.uid})."
                 )
 
-    def _with_snapshots(self, device: PreparedDevice, plan: Plan, ref: ClaimRef) -> PreparedDevice:
+    def _with_snapshots(self, device: PreparedDevice, ref: ClaimRef) -> PreparedDevice:
         nics = []
         for nic in device.nics:
-            netdev = plan.netdevs.get(nic.address)
-            if netdev is None:
+            if not nic.interface:  # it has an RDMA device only
                 nics.append(nic)
                 continue
+            netdev = self._node.netdev_of(nic.address)
+            if netdev is None:
+                # on its way home from a namespace that has just ended it is back in a moment
+                raise _NotYetError(f"{ref}: the netdev of {nic.address} is not on the node.")
             try:
                 nics.append(replace(nic, snapshot=snapshot(netdev, nic.address)))
             except RailmateError as error:
-                # a VF on its way home from a namespace that has just ended is back in a moment
-                raise _NotYetError(f"{ref}: {error}") from error
+                raise _NotYetError(f"{ref}: {error}.") from error
         return replace(device, nics=tuple(nics))
 
     def _taken_interfaces(self, claim: Mapping[str, Any], others: Mapping[str, Entry]) -> set[str]:
@@ -235,6 +275,17 @@ class ClaimState:
         log.info(
             "%s: attached to %s: %s", entry.claim, sandbox.pod, moved if sandbox.netns else "host network"
         )
+
+    def _detach_all(self, sandbox_id: str, why: str) -> None:
+        errors: list[RailmateError] = []
+        for entry in self._ledger.entries().values():
+            if entry.attachment is not None and entry.attachment.sandbox == sandbox_id:
+                try:
+                    self._detach(entry, why)
+                except RailmateError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _detach(self, entry: Entry, why: str) -> Entry:
         """Close the gate, then bring the netdevs home. Returns the entry without attachment."""
@@ -273,9 +324,10 @@ class ClaimState:
 
     def _why_not_attached(self, entry: Entry, sandbox: Sandbox) -> str:
         at = entry.attachment
-        if at is not None and at.pod_uid != sandbox.pod_uid:
+        if sandbox.pod_uid not in entry.pods or (at is not None and at.pod_uid != sandbox.pod_uid):
+            where = f"is in pod {at.pod}" if at is not None else "was prepared for another pod"
             return (
-                f"{self._node.driver}: the NIC of {entry.claim} is in pod {at.pod}, and a NIC can be in one pod only. "
+                f"{self._node.driver}: the NIC of {entry.claim} {where}, and a NIC can be in one pod only. "
                 f"Give pod {sandbox.pod} a claim of its own through a ResourceClaimTemplate."
             )
         return (
@@ -289,3 +341,5 @@ class ClaimState:
             verb()
         except RailmateError as error:
             log.warning("%s", error)
+        except Exception:
+            log.exception("unexpected error; going on with the rest")

@@ -8,6 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
+from railmate.cli.topology import default_proc_root
 from railmate_api.attributes import DRIVER_NAME
 
 
@@ -20,7 +21,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add = parser.add_argument
     add("--sysfs-root", type=Path, default=Path("/sys"), help="the machine's sysfs, or a copy of it")
-    add("--proc-root", type=Path, default=Path("/proc"), help="the machine's procfs, or a copy of it")
+    add(
+        "--proc-root",
+        type=Path,
+        default=None,
+        help="the machine's procfs; default: proc beside the sysfs root",
+    )
     add("--node-name", default=socket.gethostname().lower(), help="the node and pool name to write")
     add("--driver-name", default=DRIVER_NAME, help="the driver name to write")
     add("--share-pair-vfs", action="store_true", help="offer the VF of a pair alone as well")
@@ -33,10 +39,11 @@ def run(args: argparse.Namespace) -> int:
 
     from railmate.inventory.scan import scan
     from railmate.publish.devices import OfferOptions, build_offer
-    from railmate.publish.slices import resource_slices
+    from railmate.publish.slices import check_names, resource_slices
     from railmate.topology.analyze import analyze
 
-    inventory = scan(args.sysfs_root, args.proc_root)
+    check_names(args.driver_name, args.node_name)
+    inventory = scan(args.sysfs_root, args.proc_root or default_proc_root(args.sysfs_root))
     topology = analyze(inventory)
     for sentence in (*inventory.warnings, *topology.notes):
         print(f"railmate: {sentence}", file=sys.stderr)

@@ -59,12 +59,20 @@ def _rows(table: Path) -> list[list[str]]:
         return []
 
 
+def _flags(text: str) -> int:
+    """A field that is no number counts as a route that is up: to keep an uplink too many is the safe mistake."""
+    try:
+        return int(text, 16)
+    except ValueError:
+        return _RTF_UP
+
+
 def _ipv4_defaults(table: Path) -> set[str]:
     """Columns: Iface Destination Gateway Flags RefCnt Use Metric Mask …"""
     return {
         row[0]
         for row in _rows(table)[1:]
-        if len(row) >= 8 and row[1] == "00000000" and row[7] == "00000000" and int(row[3], 16) & _RTF_UP
+        if len(row) >= 8 and row[1] == "00000000" and row[7] == "00000000" and _flags(row[3]) & _RTF_UP
     }
 
 
@@ -74,7 +82,7 @@ def _ipv6_defaults(table: Path) -> set[str]:
     for row in _rows(table):
         if len(row) < 10 or row[0] != "0" * 32 or row[1] != "00":
             continue
-        flags = int(row[8], 16)
+        flags = _flags(row[8])
         if flags & _RTF_UP and not flags & _RTF_REJECT and row[9] != "lo":
             found.add(row[9])
     return found

@@ -13,8 +13,10 @@ from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 import urllib3
+import yaml
 from kubernetes.client.api_client import ApiClient
 from kubernetes.client.configuration import Configuration
+from kubernetes.client.exceptions import ApiException
 from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
 
 from railmate.errors import RailmateError, UsageError
@@ -25,6 +27,10 @@ Object = dict[str, Any]
 _RESOURCE = "/apis/resource.k8s.io/v1"
 #: Connect and read timeout in seconds: well inside the kubelet's 45 s for a prepare call.
 _TIMEOUT = (3.0, 10.0)
+
+
+#: What the loader raises for a file that is no kubeconfig, beside its own exception.
+_BAD_CONFIG = (ConfigException, yaml.YAMLError, OSError, TypeError, ValueError, AttributeError, LookupError)
 
 
 class ApiError(RailmateError):
@@ -48,6 +54,8 @@ class KubeClient:
     """The calls of the node plugin. Every method raises ApiError."""
 
     def __init__(self, configuration: Configuration) -> None:
+        # urllib3's own three retries would multiply the time-outs past the kubelet's; who calls tries again.
+        configuration.retries = False
         self._api = ApiClient(configuration)
 
     @classmethod
@@ -59,9 +67,10 @@ class KubeClient:
                 load_kube_config(config_file=kubeconfig, client_configuration=configuration)
             else:
                 load_incluster_config(client_configuration=configuration)
-        except ConfigException as error:
+        except _BAD_CONFIG as error:
             where = f"kubeconfig {kubeconfig}" if kubeconfig else "the pod's ServiceAccount"
-            raise UsageError(f"{where}: {error}. Outside a pod, give --kubeconfig.") from error
+            words = " ".join(str(error).split()) or type(error).__name__
+            raise UsageError(f"{where} cannot be used: {words}. Outside a pod, give --kubeconfig.") from error
         return cls(configuration)
 
     # --- what is used
@@ -105,14 +114,11 @@ class KubeClient:
                 for line in lines:
                     if line:
                         yield json.loads(line)
-        except urllib3.exceptions.HTTPError as error:
-            raise ApiError(f"watch of ResourceSlices of node {node}: connection lost ({error})") from error
+        except (urllib3.exceptions.HTTPError, ValueError) as error:
+            raise ApiError(f"watch of ResourceSlices of node {node}: broke off ({error})") from error
         finally:
             response.close()
             response.release_conn()
-
-    def create_event(self, namespace: str, event: Object) -> None:
-        self._call("POST", f"/api/v1/namespaces/{quote(namespace)}/events", body=event)
 
     # --- plumbing
     def _call(
@@ -136,7 +142,7 @@ class KubeClient:
         )
         try:
             answer = self._api.call_api(*serialized, _request_timeout=timeout)
-        except urllib3.exceptions.HTTPError as error:
+        except (urllib3.exceptions.HTTPError, ApiException) as error:
             raise ApiError(f"{method} {path}: the API server is not reachable ({error})") from error
         response = cast(urllib3.BaseHTTPResponse, answer.response)
         if response.status >= 400:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 from grpc import aio
 
 from railmate import files
@@ -28,43 +27,46 @@ class KubeletServer:
     def __init__(
         self, driver: str, paths: Sockets, verbs: ClaimVerbs, on_registered: Callable[[bool], None]
     ) -> None:
-        self._paths = paths
+        self._driver, self._paths, self._verbs, self._on_registered = driver, paths, verbs, on_registered
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="kubelet")
-        self._service = aio.server()
-        dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(v1(verbs, self._workers), self._service)
-        dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(v1beta1(verbs, self._workers), self._service)
-        self._registrar = aio.server()
-        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(
-            Registration(driver, str(paths.service), on_registered), self._registrar
-        )
+        self._service: aio.Server | None = None
+        self._registrar: aio.Server | None = None
 
     async def start(self) -> None:
         """Raises RailmateError when a socket cannot be made."""
-        for server, path in (
-            (self._service, self._paths.service),
-            (self._registrar, self._paths.registration),
-        ):
-            _make_room(path)
-            try:
-                server.add_insecure_port(f"unix:{path}")
-            except (RuntimeError, grpc.RpcError) as error:
-                raise RailmateError(
-                    f"socket {path} cannot be made ({error}). Is {path.parent} mounted into this pod, and writable?"
-                ) from error
-            await server.start()
+        # made here and not before: a server belongs to the event loop it was made in
+        self._service = aio.server()
+        dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(v1(self._verbs, self._workers), self._service)
+        dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(
+            v1beta1(self._verbs, self._workers), self._service
+        )
+        await _listen(self._service, self._paths.service)
+        self._registrar = aio.server()
+        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(
+            Registration(self._driver, str(self._paths.service), self._on_registered), self._registrar
+        )
+        await _listen(self._registrar, self._paths.registration)
         log.info("serving the kubelet on %s", self._paths.service)
 
     async def stop(self, grace: float) -> None:
         """The registration socket goes first, so that no new call comes; calls in flight get ``grace`` seconds."""
-        await self._registrar.stop(grace=0)
-        files.remove(self._paths.registration)
-        await self._service.stop(grace=grace)
-        files.remove(self._paths.service)
+        if self._registrar:
+            await self._registrar.stop(grace=0)
+            files.remove(self._paths.registration)
+        if self._service:
+            await self._service.stop(grace=grace)
+            files.remove(self._paths.service)
         self._workers.shutdown(wait=False, cancel_futures=True)
 
 
-def _make_room(path: Path) -> None:
-    """A socket left behind by a process that was killed would refuse ours."""
+async def _listen(server: aio.Server, path: Path) -> None:
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     if path.is_socket():
-        path.unlink()
+        path.unlink()  # left behind by a process that was killed; it would refuse ours
+    try:
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+    except RuntimeError as error:
+        raise RailmateError(
+            f"socket {path} cannot be made ({error}). Is {path.parent} mounted into this pod, and writable?"
+        ) from error

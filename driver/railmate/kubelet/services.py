@@ -42,7 +42,7 @@ class DraPlugin:
 
     async def NodePrepareResources(self, request: Any, context: object) -> Any:  # noqa: N802
         answer = self._messages.NodePrepareResourcesResponse()
-        claims = [ClaimRef(claim.uid, claim.namespace, claim.name) for claim in request.claims]
+        claims = _named(request)
         outcomes = await asyncio.gather(*(self._call(self._verbs.prepare, ref) for ref in claims))
         for ref, outcome in zip(claims, outcomes, strict=True):
             one = answer.claims[ref.uid]
@@ -60,7 +60,7 @@ class DraPlugin:
 
     async def NodeUnprepareResources(self, request: Any, context: object) -> Any:  # noqa: N802
         answer = self._messages.NodeUnprepareResourcesResponse()
-        claims = [ClaimRef(claim.uid, claim.namespace, claim.name) for claim in request.claims]
+        claims = _named(request)
         outcomes = await asyncio.gather(*(self._call(self._verbs.unprepare, ref) for ref in claims))
         for ref, outcome in zip(claims, outcomes, strict=True):
             answer.claims[ref.uid].error = outcome if isinstance(outcome, str) else ""
@@ -76,6 +76,11 @@ class DraPlugin:
         except Exception as error:
             log.exception("%s: unexpected error", ref)
             return f"{ref}: unexpected {type(error).__name__}: {error}. This is a bug in railmate; its log has more."
+
+
+def _named(request: Any) -> list[ClaimRef]:
+    """The claims of a request, each once."""
+    return list(dict.fromkeys(ClaimRef(claim.uid, claim.namespace, claim.name) for claim in request.claims))
 
 
 def v1(verbs: ClaimVerbs, workers: Executor) -> DraPlugin:

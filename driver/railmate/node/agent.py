@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 from railmate import files
@@ -16,6 +17,7 @@ from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.state import ClaimState
 from railmate.errors import RailmateError
 from railmate.inventory.model import Inventory
+from railmate.inventory.net import netdev_of
 from railmate.inventory.scan import scan
 from railmate.inventory.uplinks import uplink_functions, uplink_names
 from railmate.kube.client import KubeClient
@@ -54,6 +56,7 @@ class Agent:
             inventory=inventory,
             dev_root=settings.dev_root,
             node_exists=Path.exists,
+            netdev_of=partial(netdev_of, settings.sysfs_root),
             vendor_cdi=vendor_devices([Path("/etc/cdi"), settings.cdi_dir]),
         )
         runtime_files = RuntimeFiles(
@@ -82,9 +85,9 @@ class Agent:
         publisher = threading.Thread(target=self._controller.run, name="slices", daemon=True)
         publisher.start()
         runtime = asyncio.create_task(self._nri.run_forever(), name="nri")
-        if self._health:
-            await self._health.start()
         try:
+            if self._health:
+                await self._health.start()
             await self._kubelet.start()
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait({runtime, stopped}, return_when=asyncio.FIRST_COMPLETED)

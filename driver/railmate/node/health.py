@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from railmate import files
-from railmate.errors import UsageError
+from railmate.errors import RailmateError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -25,25 +25,32 @@ _REQUEST_TIMEOUT = 5.0
 class HealthServer:
     def __init__(self, address: str, checks: Mapping[str, Missing]) -> None:
         """``checks`` by path: ``{"/readyz": …}``. Raises UsageError for an address that cannot be one."""
-        self._checks = checks
+        self._address, self._checks = address, checks
         self._socket: Path | None = None
         self._host, self._port = "", 0
-        if address.startswith("unix:"):
-            self._socket = Path(address.removeprefix("unix:"))
+        path = address.removeprefix("unix:")
+        if path != address and path.startswith("/"):
+            self._socket = Path(path)
         else:
             host, _, port = address.rpartition(":")
-            if not port.isdigit() or int(port) > 65535:
+            if path != address or not (port.isascii() and port.isdigit() and int(port) <= 65535):
                 raise UsageError(f"--http-address {address!r} is neither unix:/path nor host:port.")
             self._host, self._port = host.strip("[]"), int(port)
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        if self._socket:
-            if self._socket.is_socket():
-                self._socket.unlink()
-            self._server = await asyncio.start_unix_server(self._serve, self._socket)
-        else:
-            self._server = await asyncio.start_server(self._serve, self._host or None, self._port)
+        """Raises RailmateError when the address cannot be served."""
+        try:
+            if self._socket:
+                if self._socket.is_socket():
+                    self._socket.unlink()
+                self._server = await asyncio.start_unix_server(self._serve, self._socket)
+            else:
+                self._server = await asyncio.start_server(self._serve, self._host or None, self._port)
+        except OSError as error:
+            raise RailmateError(
+                f"--http-address {self._address} cannot be served ({error}). Choose another, or free this one."
+            ) from error
 
     async def stop(self) -> None:
         if self._server:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from railmate.errors import UsageError
+from railmate.publish.slices import check_names
 from railmate_api.attributes import DRIVER_NAME
-
-#: DNS subdomain of at most 63 characters (k8s.io/api resource/v1, DriverNameMaxLength).
-_DRIVER_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +29,7 @@ class Settings:
     share_pair_vfs: bool = False
 
     def __post_init__(self) -> None:
-        if not self.node_name:
-            raise UsageError("--node-name is empty. Give the Kubernetes node's name, or set NODE_NAME.")
-        if len(self.driver_name) > 63 or not _DRIVER_NAME.fullmatch(self.driver_name):
-            raise UsageError(
-                f"--driver-name {self.driver_name!r} is no DNS subdomain of at most 63 characters, like {DRIVER_NAME}."
-            )
+        check_names(self.driver_name, self.node_name)
         if not self.gate_binary.is_file():
             raise UsageError(
                 f"--gate-binary {self.gate_binary}: no such file. The image has it; outside, build driver/gate."

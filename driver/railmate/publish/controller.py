@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between looks even if no event came: a watch can be lost without a word.
 _WATCH_SECONDS = 240
-_BACKOFF_FIRST, _BACKOFF_MAX = 0.2, 30.0
+#: Seconds between two looks that follow each other faster than _QUIET, doubled each time.
+_PAUSE_FIRST, _PAUSE_MAX, _QUIET = 0.1, 30.0, 10.0
 
 
 class SliceController:
@@ -43,33 +45,38 @@ class SliceController:
         self._adopted: dict[str, Object] = {}
 
     def run(self) -> None:
-        backoff = _BACKOFF_FIRST
+        pause = _PAUSE_FIRST
         while not self._stopping.is_set():
+            started = time.monotonic()
             try:
-                version = self.sync()
-                backoff = _BACKOFF_FIRST
-                self._wait_for_change(version)
+                self._wait_for_change(self.sync())
             except ApiError as error:
-                delay = backoff * random.uniform(0.8, 1.2)
                 log.warning(
-                    "ResourceSlices of node %s: %s. Trying again in %.1f s.", self._node, error, delay
+                    "ResourceSlices of node %s: %s. Trying again in %.1f s.", self._node, error, pause
                 )
-                self._stopping.wait(delay)
-                backoff = min(backoff * 2, _BACKOFF_MAX)
+            except Exception:  # whatever it is, slices that the kubelet wiped must come back
+                log.exception("ResourceSlices of node %s: trying again in %.1f s", self._node, pause)
+            # The first change after a quiet while is answered at once. Changes that keep coming are not: two
+            # instances of different versions (rolling update), or a proxy that cuts every watch, go on for ever.
+            if time.monotonic() - started > _QUIET:
+                pause = _PAUSE_FIRST
+            else:
+                self._stopping.wait(pause * random.uniform(0.8, 1.2))
+                pause = min(pause * 2, _PAUSE_MAX)
 
     def stop(self) -> None:
         self._stopping.set()
 
     def sync(self) -> str:
         """Bring the API to what is offered; return the resource version to watch from."""
-        if self._node_uid is None:
-            self._node_uid = self._kube.get_node(self._node)["metadata"]["uid"]
         existing, version = self._kube.list_slices(self._driver, self._node)
+        if self._node_uid is None or not existing:
+            # a Node that was deleted and made again has another UID, and took its slices along
+            self._node_uid = self._kube.get_node(self._node)["metadata"]["uid"]
         plan = plan_writes(existing, self._desired(1))
         if plan.generation is not None:
             self._write(existing, self._desired(plan.generation), plan)
             existing, version = self._kube.list_slices(self._driver, self._node)
-            self._adopt_dropped_fields(existing, plan.generation)
         self._on_published()
         return version
 
@@ -91,28 +98,26 @@ class SliceController:
             name = body["metadata"]["name"]
             if name in plan.update:
                 body["metadata"]["resourceVersion"] = by_name[name]["metadata"]["resourceVersion"]
-                self._kube.update_slice(body)
+                self._adopt_dropped_fields(body, self._kube.update_slice(body))
         for body in desired:
             if body["metadata"]["name"] in plan.create:
-                self._kube.create_slice(body)
+                self._adopt_dropped_fields(body, self._kube.create_slice(body))
         log.info(
             "ResourceSlices of node %s: %d created, %d updated, %d deleted (%d devices, generation %d)",
             self._node, len(plan.create), len(plan.update), len(plan.delete), len(self._offer.devices), plan.generation,
         )  # fmt: skip
 
-    def _adopt_dropped_fields(self, stored: list[Object], generation: int) -> None:
+    def _adopt_dropped_fields(self, sent: Object, stored: Object) -> None:
         """A server with a feature gate off drops fields without an error (resourceslice strategy)."""
-        wanted = {item["metadata"]["name"]: item["spec"] for item in self._desired(generation)}
-        for item in stored:
-            name = item["metadata"]["name"]
-            lost = dropped_fields(wanted.get(name, {}), item["spec"])
-            if lost:
-                self._adopted[name] = item["spec"]
-                log.warning(
-                    "ResourceSlice %s: the API server dropped %s. Its feature gate DRAPartitionableDevices is "
-                    "probably off (needs Kubernetes 1.36, or the gate): a GPU could then be given out alone and "
-                    "in a pair.", name, ", ".join(sorted(lost)),
-                )  # fmt: skip
+        lost = dropped_fields(sent["spec"], stored["spec"])
+        if lost:
+            name = sent["metadata"]["name"]
+            self._adopted[name] = stored["spec"]
+            log.warning(
+                "ResourceSlice %s: the API server dropped %s. Its feature gate DRAPartitionableDevices is "
+                "probably off (needs Kubernetes 1.36, or the gate): a GPU could then be given out alone and "
+                "in a pair.", name, ", ".join(sorted(lost)),
+            )  # fmt: skip
 
     def _wait_for_change(self, version: str) -> None:
         """Return when somebody touched one of the slices, or after a while; the next sync looks closer."""
@@ -148,7 +153,7 @@ def plan_writes(existing: list[Object], desired: list[Object]) -> WritePlan:
     mixed = len({stored[name]["spec"]["pool"]["generation"] for name in kept}) > 1
     if not (plan.delete or plan.create or changed or mixed):
         return plan
-    if plan.create or mixed or len(changed) > 1:
+    if plan.create or plan.delete or mixed or len(changed) > 1:
         plan.generation = highest + 1
         plan.update = set(kept)
     else:

@@ -12,7 +12,7 @@ from railmate.publish.model import AttributeValue, Offer, OfferedDevice
 from railmate.topology.model import MachineClass, Pair, Role, Topology
 from railmate_api import attributes as names
 
-#: API limit of an attribute's string (k8s.io/api resource/v1, DeviceAttributeMaxValueLength).
+#: API limit of an attribute's string in bytes (k8s.io/api resource/v1, DeviceAttributeMaxValueLength).
 _MAX_STRING = 64
 
 
@@ -135,10 +135,11 @@ class _Mapping:
         )
 
     def _nic_of_pair(self, physical_function: str) -> Nic | None:
-        """The next VF of the physical function, or the function itself where it has none."""
-        vfs = self._vfs.get(physical_function)
+        """The next VF of the physical function, or the function itself where it has none at all: it would
+        go into the pod from under VFs that are only not offered."""
         used = self._taken[physical_function]
-        if vfs:
+        if self._functions[physical_function].virtual_functions:
+            vfs = self._vfs.get(physical_function, [])
             return vfs[used] if used < len(vfs) else None
         nic = self._nics.get(physical_function)
         return nic if nic is not None and used == 0 else None
@@ -213,7 +214,7 @@ def gpu_attributes(gpu: Gpu) -> dict[str, AttributeValue]:
         # a plain string: "535.104.05" is no semantic version, and the API refuses it as one
         names.DRIVER_VERSION: gpu.driver_version,
     }
-    return {name: value[:_MAX_STRING] for name, value in known.items() if value}
+    return {name: _cut(value) for name, value in known.items() if value}
 
 
 def gpu_capacity(gpu: Gpu) -> dict[str, int]:
@@ -229,5 +230,10 @@ def _source(topology: Topology, switch: str | None) -> str:
 def _put_joined(attributes: dict[str, AttributeValue], name: str, values: Iterable[str]) -> None:
     """Several values in one string, as long as the API's limit allows; else the attribute is left out."""
     joined = ",".join(values)
-    if joined and len(joined) <= _MAX_STRING:
+    if joined and len(joined.encode()) <= _MAX_STRING:
         attributes[name] = joined
+
+
+def _cut(value: str) -> str:
+    """One attribute that is too long would keep all of the node's devices from being published."""
+    return value.encode()[:_MAX_STRING].decode(errors="ignore")

@@ -7,16 +7,35 @@ slice; 128 devices a slice, 64 where one of them consumes counters.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
+from railmate.errors import UsageError
 from railmate.publish.model import AttributeValue, Offer, OfferedDevice
+from railmate_api.attributes import DRIVER_NAME
 
+_MAX_NAME = 253  # DNS subdomain
+_MAX_DRIVER_NAME = 63  # k8s.io/api resource/v1, DriverNameMaxLength
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 MAX_SETS_PER_SLICE = 8
 MAX_DEVICES_PER_SLICE = 128
 MAX_COUNTED_DEVICES_PER_SLICE = 64
 
 Spec = dict[str, Any]
+
+
+def check_names(driver: str, node: str) -> None:
+    """Raise UsageError for names that the API server refuses in a slice."""
+    if len(driver) > _MAX_DRIVER_NAME or not _SUBDOMAIN.fullmatch(driver):
+        raise UsageError(
+            f"--driver-name {driver!r} is no DNS subdomain of at most {_MAX_DRIVER_NAME} characters, like {DRIVER_NAME}."
+        )
+    if len(node) > _MAX_NAME or not _SUBDOMAIN.fullmatch(node):
+        raise UsageError(
+            f"--node-name {node!r} is no name of a Kubernetes node. See kubectl get nodes; NODE_NAME sets it too."
+        )
 
 
 def slice_specs(offer: Offer) -> list[Spec]:
@@ -40,8 +59,15 @@ def slice_specs(offer: Offer) -> list[Spec]:
 
 
 def slice_name(index: int, driver: str, node: str) -> str:
-    """``00000-railmate.dev-node1``: the scheduler walks a pool's slices by name, so the index leads."""
-    return f"{index:05x}-{driver}-{node}"
+    """``00000-railmate.dev-node1``: the scheduler walks a pool's slices by name, so the index leads.
+
+    A name may have 253 characters, as many as a node's; past that a digest stands for the end of the node's.
+    """
+    name = f"{index:05x}-{driver}-{node}"
+    if len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.sha256(node.encode()).hexdigest()[:10]
+    return f"{name[: _MAX_NAME - len(digest) - 1].rstrip('.-')}-{digest}"
 
 
 def resource_slices(

@@ -1,0 +1,66 @@
+"""railmate topology: GPUs, NICs, how far they are apart and which belong together."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from railmate.errors import UsageError
+from railmate.inventory.scan import scan
+from railmate.topology.analyze import analyze
+from railmate.topology.render.document import document
+from railmate.topology.render.picture import picture
+from railmate.topology.render.table import table
+from railmate.topology.render.tree import tree
+
+_FORMATS = ("table", "tree", "json", "svg")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "topology",
+        help="show which GPU and NIC share a PCIe switch",
+        description="Reads this machine's PCI devices and shows how far each GPU is from each NIC, "
+        "and which NICs are its own.",
+    )
+    parser.add_argument(
+        "--sysfs-root", type=Path, default=Path("/sys"), metavar="DIR", help="read DIR in place of /sys"
+    )
+    parser.add_argument(
+        "--proc-root",
+        type=Path,
+        metavar="DIR",
+        help="read DIR in place of /proc (default: proc beside a --sysfs-root that is named sys, else /proc)",
+    )
+    parser.add_argument("-o", "--output", choices=_FORMATS, default="table", help="default: table")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the topology; what could not be read goes to stderr, a line a file. Raises UsageError."""
+    inventory = scan(args.sysfs_root, args.proc_root or default_proc_root(args.sysfs_root))
+    topology = analyze(inventory)
+    for warning in inventory.warnings:
+        print(f"railmate topology: {warning}", file=sys.stderr)
+    if args.output == "json":
+        text = json.dumps(document(inventory, topology), indent=2) + "\n"
+    elif args.output == "tree":
+        # Piped output is cut nowhere: only a terminal has a width.
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+        text = tree(inventory, topology, width)
+    elif args.output == "svg":
+        if not inventory.gpus and not inventory.nics:
+            raise UsageError(f"{args.sysfs_root}: holds no GPU and no NIC, so there is nothing to draw")
+        text = picture(inventory, topology)
+    else:
+        text = table(inventory, topology)
+    sys.stdout.write(text)
+    return 0
+
+
+def default_proc_root(sysfs_root: Path) -> Path:
+    """A recorded tree has proc beside sys; the live /sys has /proc that way too."""
+    return sysfs_root.resolve().parent / "proc"

@@ -1,0 +1,145 @@
+# Paths are strings here: a scan reads thousands of files, and pathlib takes several times longer.
+"""Which PCI functions are GPUs, and what the vendor's kernel driver says about them without any library."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from railmate.inventory.model import Gpu, GpuVendor, PciFunction
+from railmate.inventory.pci import Found
+from railmate.inventory.reader import Reader
+
+# Device nodes below the dev root that every GPU of a vendor needs beside its own.
+SHARED_NODES: Mapping[GpuVendor, tuple[str, ...]] = {
+    GpuVendor.NVIDIA: ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"),
+    GpuVendor.AMD: ("kfd",),
+    GpuVendor.INTEL: (),
+    GpuVendor.OTHER: (),
+}
+
+_VGA, _3D, _DISPLAY, _ACCELERATOR, _COPROCESSOR = 0x0300, 0x0302, 0x0380, 0x1200, 0x0B40
+# Vendors of the GPUs that sit in GPU servers; everything else with a display class (a BMC's VGA, a
+# hypervisor's console) is no GPU. Values: our name, and the classes their GPUs come with.
+_VENDORS: Mapping[int, tuple[GpuVendor, frozenset[int]]] = {
+    0x10DE: (GpuVendor.NVIDIA, frozenset({_VGA, _3D})),
+    0x1002: (GpuVendor.AMD, frozenset({_VGA, _3D, _DISPLAY, _ACCELERATOR})),
+    0x8086: (GpuVendor.INTEL, frozenset({_VGA, _DISPLAY, _ACCELERATOR})),
+    0x1D94: (GpuVendor.OTHER, frozenset({_3D, _DISPLAY, _ACCELERATOR, _COPROCESSOR})),  # Hygon
+    0x1DA3: (GpuVendor.OTHER, frozenset({_ACCELERATOR})),  # Habana
+}
+# NVIDIA's device ids are handed out a chip at a time (pci.ids); the first and last id of each range.
+_NVIDIA_ARCHITECTURES = (
+    (0x15F0, 0x15FF, "Pascal"),
+    (0x1B00, 0x1D7F, "Pascal"),
+    (0x1D80, 0x1DFF, "Volta"),
+    (0x1E00, 0x1FFF, "Turing"),
+    (0x2080, 0x20FF, "Ampere"),
+    (0x2180, 0x21FF, "Turing"),
+    (0x2200, 0x22FF, "Ampere"),
+    (0x2300, 0x23FF, "Hopper"),
+    (0x2400, 0x25FF, "Ampere"),
+    (0x2600, 0x28FF, "Ada Lovelace"),
+    (0x2900, 0x2DFF, "Blackwell"),
+    (0x3180, 0x31FF, "Blackwell"),
+)
+_VERSION = re.compile(r"\b\d+\.\d+(?:\.\d+)?\b")
+
+
+def vendor_of(function: PciFunction) -> GpuVendor | None:
+    """The GPU's vendor, or None when the function is no GPU. VFs of a GPU are not GPUs of the node."""
+    vendor, classes = _VENDORS.get(function.vendor, (None, frozenset[int]()))
+    if vendor is None or function.class_code >> 8 not in classes or function.physical_function is not None:
+        return None
+    if vendor is GpuVendor.INTEL and function.address.endswith(":00:02.0"):
+        return None  # the processor's own graphics has that place on every Intel platform
+    return vendor
+
+
+def read_gpus(found: list[Found], sysfs_root: str, proc_root: str, reader: Reader) -> tuple[Gpu, ...]:
+    """GPUs in the order of ``found``."""
+    gpus = []
+    versions: dict[GpuVendor, str | None] = {}
+    for entry in found:
+        vendor = vendor_of(entry.function)
+        if vendor is None:
+            continue
+        if vendor not in versions:
+            versions[vendor] = _driver_version(vendor, entry.function, sysfs_root, proc_root, reader)
+        if vendor is GpuVendor.NVIDIA:
+            gpus.append(_nvidia(entry.function, versions[vendor], proc_root, reader))
+        else:
+            gpus.append(_drm(vendor, entry, versions[vendor], reader))
+    return tuple(gpus)
+
+
+def _driver_version(
+    vendor: GpuVendor, function: PciFunction, sysfs_root: str, proc_root: str, reader: Reader
+) -> str | None:
+    if vendor is GpuVendor.NVIDIA:
+        path = f"{proc_root}/driver/nvidia/version"
+    elif function.driver is not None:
+        path = f"{sysfs_root}/module/{function.driver}/version"
+    else:
+        return None
+    if not os.path.exists(path):  # a driver in the kernel's tree has no version
+        return None
+    match = _VERSION.search(reader.text(path) or "")
+    if match is None:
+        reader.warn(path, "holds no version number")
+        return None
+    return match[0]
+
+
+def _nvidia(function: PciFunction, version: str | None, proc_root: str, reader: Reader) -> Gpu:
+    """What NVIDIA's kernel driver writes: lines of ``Key: value``, padded with blanks and tabs."""
+    path = f"{proc_root}/driver/nvidia/gpus/{function.address}/information"
+    facts: dict[str, str] = {}
+    if os.path.exists(path):  # absent while another driver, such as vfio-pci, holds it
+        for line in (reader.text(path) or "").splitlines():
+            key, _, value = line.partition(":")
+            facts[key.strip()] = value.strip()
+        if "Device Minor" not in facts:
+            reader.warn(path, "names no Device Minor")
+    minor = facts.get("Device Minor", "")
+    index = int(minor) if minor.isdecimal() else None
+    uuid = facts.get("GPU UUID", "")
+    return Gpu(
+        function=function,
+        vendor=GpuVendor.NVIDIA,
+        device_nodes=() if index is None else (f"nvidia{index}",),
+        index=index,
+        uuid=uuid if uuid.startswith("GPU-") and "?" not in uuid else None,  # question marks: not initialised
+        product=facts.get("Model") or None,
+        architecture=nvidia_architecture(function.device),
+        driver_version=version,
+    )
+
+
+def nvidia_architecture(device: int) -> str | None:
+    return next((name for first, last, name in _NVIDIA_ARCHITECTURES if first <= device <= last), None)
+
+
+def _drm(vendor: GpuVendor, entry: Found, version: str | None, reader: Reader) -> Gpu:
+    """GPUs whose driver is a DRM driver: one card and one render node, and amdgpu's own attributes."""
+    nodes = reader.names(f"{entry.directory}/drm") if "drm" in entry.entries else []
+    render = [node for node in nodes if re.fullmatch(r"renderD\d+", node)]
+    cards = [node for node in nodes if re.fullmatch(r"card\d+", node)]
+
+    def text(attribute: str) -> str | None:
+        return (reader.text(f"{entry.directory}/{attribute}") or None) if attribute in entry.entries else None
+
+    memory = None
+    if "mem_info_vram_total" in entry.entries:
+        memory = reader.number(f"{entry.directory}/mem_info_vram_total")
+    return Gpu(
+        function=entry.function,
+        vendor=vendor,
+        device_nodes=tuple(f"dri/{node}" for node in (*render, *cards)),
+        index=int(render[0].removeprefix("renderD")) if render else None,
+        uuid=text("unique_id"),
+        product=text("product_name"),
+        driver_version=version,
+        memory_bytes=memory,
+    )

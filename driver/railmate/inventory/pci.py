@@ -1,0 +1,155 @@
+# Paths are strings here: a scan reads thousands of files, and pathlib takes several times longer.
+"""PCI functions, from ``<sysfs>/bus/pci/devices`` (kernel Documentation/ABI/testing/sysfs-bus-pci)."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from railmate.errors import UsageError
+from railmate.inventory.address import is_address
+from railmate.inventory.model import PciFunction
+from railmate.inventory.reader import Reader
+
+_VIRTFN = re.compile(r"virtfn(\d+)")
+_MAX_VFS = 65536
+_NEXT_STEP = "Give --sysfs-root a directory that is laid out as /sys is."
+_NVIDIA_NETWORKING = 0x15B3
+# Reading VPD is slow on hardware (milliseconds a word), so only where it decides something: from
+# ConnectX-7 on it marks NVSwitch management functions, and ties a data-direct function to its NIC.
+_DEVICES_WITH_TELLING_VPD = {0x1021, 0x1023, 0x1025, 0x2100}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A function with its directory and what the directory holds, for those who read on."""
+
+    function: PciFunction
+    directory: str
+    entries: frozenset[str]
+
+
+def find_functions(sysfs_root: str, reader: Reader) -> list[Found]:
+    """All functions, unordered. Raises UsageError when the tree has no PCI devices at all."""
+    listing = os.path.join(sysfs_root, "bus/pci/devices")
+    try:
+        names = sorted(os.listdir(listing))
+    except OSError as error:
+        raise UsageError(f"{listing}: cannot be listed ({error.strerror}). {_NEXT_STEP}") from None
+    if not names:
+        raise UsageError(f"{listing}: is empty, so no PCI device is known. {_NEXT_STEP}")
+    found = []
+    for name in names:
+        entry = _find(sysfs_root, listing, name, reader)
+        if entry is not None:
+            found.append(entry)
+    return found
+
+
+def _find(sysfs_root: str, listing: str, name: str, reader: Reader) -> Found | None:
+    link = f"{listing}/{name}"
+    if not is_address(name):
+        reader.warn(link, "is not named after a PCI address; left out")
+        return None
+    path = _device_path(link, name, reader)
+    if path is None:
+        return None
+    directory = "/".join((sysfs_root, "devices", *path))
+    try:
+        entries = frozenset(os.listdir(directory))
+    except OSError as error:
+        reader.warn(link, f"leads nowhere ({error.strerror}: {directory}); left out")
+        return None
+    function = _read(name, path, directory, entries, reader)
+    if "physfn" in entries and function.physical_function is None:
+        reader.warn(link, "is a VF of an unknown function; left out")
+        return None
+    return Found(function, directory, entries)
+
+
+def _device_path(link: str, name: str, reader: Reader) -> tuple[str, ...] | None:
+    """The components below ``devices``. The link's text is enough: sysfs never nests links there."""
+    try:
+        target = os.readlink(link)
+    except OSError as error:
+        reader.warn(link, f"should be a link into the devices directory ({error.strerror}); left out")
+        return None
+    _, found, below = target.partition("devices/")
+    path = tuple(below.split("/"))
+    if not found or path[-1] != name:
+        reader.warn(link, f"leads to {target!r}, not to a device of that address; left out")
+        return None
+    if len(set(path)) != len(path) or not {"", ".", ".."}.isdisjoint(path):
+        reader.warn(link, f"leads through {target!r}, which is a loop; left out")
+        return None
+    return path
+
+
+def _read(
+    name: str, path: tuple[str, ...], directory: str, entries: frozenset[str], reader: Reader
+) -> PciFunction:
+    def hexadecimal(attribute: str, bits: int) -> int:
+        value = reader.number(f"{directory}/{attribute}", 16, range(1 << bits))
+        return 0 if value is None else value
+
+    class_code = hexadecimal("class", 24)
+    vendor = hexadecimal("vendor", 16)
+    device = hexadecimal("device", 16)
+    numa_node = None
+    if "numa_node" in entries:
+        numa_node = reader.number(f"{directory}/numa_node", among=range(-1, 1 << 16))
+        numa_node = None if numa_node == -1 else numa_node
+    vpd = None
+    if "vpd" in entries and vendor == _NVIDIA_NETWORKING and device in _DEVICES_WITH_TELLING_VPD:
+        vpd = reader.data(f"{directory}/vpd", 32768)
+    return PciFunction(
+        address=name,
+        path=path,
+        class_code=class_code,
+        vendor=vendor,
+        device=device,
+        subsystem_vendor=hexadecimal("subsystem_vendor", 16) if "subsystem_vendor" in entries else 0,
+        subsystem_device=hexadecimal("subsystem_device", 16) if "subsystem_device" in entries else 0,
+        numa_node=numa_node,
+        iommu_group=_iommu_group(directory, entries, reader),
+        driver=reader.link(f"{directory}/driver") if "driver" in entries else None,
+        physical_function=_address(f"{directory}/physfn", reader) if "physfn" in entries else None,
+        virtual_functions=_virtual_functions(directory, entries, reader),
+        max_virtual_functions=(
+            reader.number(f"{directory}/sriov_totalvfs", among=range(_MAX_VFS)) or 0
+            if "sriov_totalvfs" in entries
+            else 0
+        ),
+        vpd=vpd,
+        auxiliary=tuple(sorted(entry for entry in entries if entry.count(".") == 2)),
+    )
+
+
+def _iommu_group(directory: str, entries: frozenset[str], reader: Reader) -> int | None:
+    if "iommu_group" not in entries:
+        return None
+    group = reader.link(f"{directory}/iommu_group")
+    if group is None or not group.isdecimal():
+        return None
+    return int(group)
+
+
+def _address(link: str, reader: Reader) -> str | None:
+    target = reader.link(link)
+    if target is not None and not is_address(target):
+        reader.warn(link, f"leads to {target!r}, which is no PCI function")
+        return None
+    return target
+
+
+def _virtual_functions(directory: str, entries: frozenset[str], reader: Reader) -> tuple[str, ...]:
+    indices = sorted(int(match[1]) for entry in entries if (match := _VIRTFN.fullmatch(entry)))
+    if indices != list(range(len(indices))):
+        reader.warn(f"{directory}/virtfn*", f"numbers have gaps ({indices[:8]}); VFs left out")
+        return ()
+    addresses = [_address(f"{directory}/virtfn{index}", reader) for index in indices]
+    if None in addresses:
+        reader.warn(f"{directory}/virtfn*", "not all lead to a PCI function; VFs left out")
+        return ()
+    return tuple(address for address in addresses if address is not None)

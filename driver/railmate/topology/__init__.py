@@ -1,0 +1,1 @@
+"""The PCIe graph, distances and pairs: pure functions of an inventory."""

@@ -1,0 +1,1 @@
+"""Ways to show a topology: document (JSON), table, tree and picture. Pure functions that return text or data."""

@@ -1,0 +1,68 @@
+"""The PCIe tree for a terminal: branches that lead to GPUs and NICs, ports in a row on one line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from railmate.inventory.address import order
+from railmate.inventory.model import Gpu, Inventory, Nic
+from railmate.topology.model import Topology
+from railmate.topology.render.names import View, device_name, product, short
+
+
+@dataclass
+class _Node:
+    label: str
+    children: dict[str, _Node] = field(default_factory=dict)
+    text: str = ""  # what the device is, on leaves
+
+
+def tree(inventory: Inventory, topology: Topology, width: int) -> str:
+    """Lines are cut to ``width`` columns."""
+    view = View(inventory, topology)
+    switches = set(topology.switches.values())
+    root = _Node("")
+    devices: list[Gpu | Nic] = [*inventory.gpus, *view.nics]
+    for device in sorted(devices, key=lambda one: order(one.address)):
+        node = root
+        for part in device.function.path:
+            label = f"{short(part)} [switch]" if part in switches else short(part)
+            node = node.children.setdefault(part, _Node(label))
+        node.text = _gpu(device, view) if isinstance(device, Gpu) else _nic(device, view)
+    lines: list[str] = []
+    for host in root.children.values():
+        _write(host, "", "", lines)
+    return _cut(lines, width)
+
+
+def _cut(lines: list[str], width: int) -> str:
+    return "".join((line if len(line) <= width else line[: width - 1] + "…") + "\n" for line in lines)
+
+
+def _write(node: _Node, lead: str, below: str, lines: list[str]) -> None:
+    labels = [node.label]
+    while len(node.children) == 1 and not node.text:
+        (node,) = node.children.values()
+        labels.append(node.label)
+    lines.append(lead + " ─ ".join(labels) + (f"  {node.text}" if node.text else ""))
+    children = list(node.children.values())
+    for index, child in enumerate(children):
+        last = index == len(children) - 1
+        _write(child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "), lines)
+
+
+def _gpu(gpu: Gpu, view: View) -> str:
+    pair = view.pair_of.get(gpu.address)
+    partner = " + ".join(view.names[nic] for nic in pair.nics) if pair else ""
+    return f"{view.names[gpu.address]} {product(gpu)}" + (f"  ({pair.distance} {partner})" if pair else "")
+
+
+def _nic(nic: Nic, view: View) -> str:
+    words = [view.names.get(nic.address, "NIC"), device_name(nic)]
+    words += [netdev.name for netdev in nic.function.netdevs if nic.function.rdma_devices]
+    rail = view.topology.rails.get(nic.address)
+    words.append(f"[rail {rail}]" if rail is not None else f"[{view.role(nic)}]")
+    vfs = list(view.vfs(nic))
+    if vfs:
+        words.append(f"{len(vfs)} VFs {short(vfs[0].address)}…{short(vfs[-1].address)}")
+    return " ".join(word for word in words if word)

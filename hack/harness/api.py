@@ -1,0 +1,83 @@
+"""Single requests and watches against an API server, with nothing but the standard library."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from harness.shell import HarnessError
+
+_REQUEST_SECONDS = 30
+
+
+class ApiError(HarnessError):
+    """The API server refused a request. `status` is the HTTP status code."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+def fetch(
+    server: str, token: str, method: str, path: str, body: Any = None, content_type: str = "application/json"
+) -> tuple[int, bytes]:
+    """One request; the status and the body as they came. Raises OSError or http.client.HTTPException."""
+    connection = _connect(server, _REQUEST_SECONDS)
+    try:
+        connection.request(
+            method, path, None if body is None else json.dumps(body), _headers(token, content_type)
+        )
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def request(
+    server: str, token: str, method: str, path: str, body: Any = None, content_type: str = "application/json"
+) -> Any:
+    """One request; the decoded answer. Raises ApiError when it is refused, HarnessError without a server."""
+    try:
+        status, data = fetch(server, token, method, path, body, content_type)
+    except (OSError, http.client.HTTPException) as error:
+        raise HarnessError(f"{method} {path}: the API server at {server} does not answer: {error}") from error
+    return _decode(status, data)
+
+
+def watch(server: str, token: str, path: str, seconds: int) -> Iterator[dict[str, Any]]:
+    """Events of a list path, first one for each object there is, until `seconds` are over or the caller stops."""
+    connection = _connect(server, seconds + _REQUEST_SECONDS)
+    try:
+        joint = "&" if "?" in path else "?"
+        path = f"{path}{joint}watch=true&timeoutSeconds={seconds}"
+        connection.request("GET", path, headers=_headers(token, "application/json"))
+        answer = connection.getresponse()
+        if answer.status >= 400:
+            _decode(answer.status, answer.read())
+        for line in answer:
+            yield json.loads(line)
+    finally:
+        connection.close()
+
+
+def _connect(server: str, seconds: float) -> http.client.HTTPSConnection:
+    # Loopback, and a certificate that the server made for itself a moment ago: there is nothing to verify.
+    context = ssl._create_unverified_context()
+    return http.client.HTTPSConnection(server.removeprefix("https://"), timeout=seconds, context=context)
+
+
+def _headers(token: str, content_type: str) -> Mapping[str, str]:
+    return {"Authorization": f"Bearer {token}", "Content-Type": content_type}
+
+
+def _decode(status: int, data: bytes) -> Any:
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        answer = data.decode(errors="replace")
+    if status >= 400:
+        raise ApiError(status, answer.get("message", "") if isinstance(answer, dict) else str(answer))
+    return answer

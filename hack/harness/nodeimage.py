@@ -1,0 +1,195 @@
+"""The kind node image, built from Go modules and the machine's own packages: no registry is asked for anything."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from harness import debian, gobuild, rootfs
+from harness.cache import artefact, content_key, find_artefact, log_file
+from harness.gobuild import CONTROL_PLANE, KUBERNETES_VERSION
+from harness.ociimage import tree_of_binaries, write_image
+from harness.process import start
+from harness.shell import HarnessError, progress, run, tail
+
+REPOSITORY = "railmate.local/node"
+# What the manifests of examples and tests run. containerd completes the name when the archive is imported, as
+# the kubelet does for a pod's image, so a plain `image: busybox:stable` finds it.
+TEST_IMAGE = "busybox:stable"
+_IMAGE_BINARIES = (*CONTROL_PLANE, "kube-proxy", "pause")
+_BINARIES = (*rootfs.BINARIES, *_IMAGE_BINARIES)
+_START_SECONDS = 20
+
+
+def build() -> tuple[Path, str]:
+    """The archive for `docker load` and the image's name, built if need be.
+
+    Packages and Go programs are fetched and built side by side: one waits for the network, the other computes.
+    """
+    source = debian.distribution()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        packages = pool.submit(rootfs.packages_tree, source)
+        binaries = gobuild.build([*_BINARIES, "kind"])
+        key = _key(binaries, source)
+        tree = packages.result()
+    directory = artefact("node-image", key, lambda path: _make(path, tree, binaries, key), "assembling")
+    return directory / "node-image.tar", f"{REPOSITORY}:{key}"
+
+
+def present() -> str | None:
+    """The image's name if build() would return at once."""
+    try:
+        source = debian.distribution()
+    except HarnessError:
+        return None
+    binaries = {name: path for name in _BINARIES if (path := gobuild.built(name)) is not None}
+    if len(binaries) < len(set(_BINARIES)):
+        return None
+    key = _key(binaries, source)
+    return f"{REPOSITORY}:{key}" if find_artefact("node-image", key) else None
+
+
+def _key(binaries: Mapping[str, Path], source: debian.Distribution) -> str:
+    here = Path(__file__).parent
+    programs = [str(binaries[name].parent.name) for name in sorted(set(_BINARIES))]
+    kind = gobuild.TOOLS / "kind" / "go.sum"
+    return content_key(
+        rootfs.packages_key(source),
+        *programs,
+        kind,
+        *(here / f"{n}.py" for n in ("nodeimage", "rootfs", "ociimage")),
+    )
+
+
+def _make(directory: Path, packages: Path, binaries: Mapping[str, Path], key: str) -> None:
+    kind_source = gobuild.module_source("kind", "sigs.k8s.io/kind")
+    names = image_names(
+        run([binaries["kubeadm"], "config", "images", "list", "--kubernetes-version", KUBERNETES_VERSION])
+    )
+    root = directory / "root"
+    rootfs.build(root, packages, kind_source, binaries, names["pause"])
+    images = directory / "images"
+    progress("node-image", "writing the images that are preloaded")
+    _write_images(images, names, binaries, root)
+    progress("node-image", "importing them")
+    _preload(root, sorted(images.glob("*.tar")), binaries)
+    progress("node-image", "writing the archive")
+    write_image(
+        directory / "node-image.tar", f"{REPOSITORY}:{key}", [root], ["/usr/local/bin/entrypoint", "/sbin/init"],
+        {"container": "docker"},  # systemd looks for it: systemd.io/CONTAINER_INTERFACE
+        stop_signal="SIGRTMIN+3", compress=False, keep_owners=True,
+    )  # fmt: skip
+    shutil.rmtree(root)
+    shutil.rmtree(images)
+
+
+def image_names(listing: str) -> dict[str, str]:
+    """Short name -> full name of the images that kubeadm asks for, so that its defaults find them."""
+    return {name.rpartition(":")[0].rpartition("/")[2]: name for name in listing.split()}
+
+
+def _write_images(
+    directory: Path, names: Mapping[str, str], binaries: Mapping[str, Path], root: Path
+) -> None:
+    for name in _IMAGE_BINARIES:
+        layer = tree_of_binaries({name: binaries[name]})
+        if name == "kube-proxy":
+            layer |= _with_libraries(root, "/usr/sbin/nft")
+        write_image(directory / f"{name}.tar", names[name], [layer], [f"/usr/local/bin/{name}"])
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        write_image(directory / "busybox.tar", TEST_IMAGE, [_busybox(Path(scratch), root)], [], cmd=["sh"])
+
+
+def _with_libraries(root: Path, program: str) -> dict[str, Path]:
+    """A program of the tree and the libraries that its loader names, at their own paths."""
+    listing = run(["chroot", root, "ldd", program])
+    libraries = [word for word in listing.split() if word.startswith("/")]
+    return {path: _inside(root, path) for path in (program, *libraries)}
+
+
+def _inside(root: Path, path: str) -> Path:
+    """The file behind a path of the tree. Its links (/lib is one) are relative to the tree, not to this machine."""
+    return root / run(["chroot", root, "readlink", "-f", path]).strip().lstrip("/")
+
+
+def _busybox(directory: Path, root: Path) -> Path:
+    """A root with busybox and a link for each of its applets."""
+    binary = directory / "bin" / "busybox"
+    binary.parent.mkdir()
+    shutil.copy(_inside(root, "/bin/busybox"), binary)
+    for applet in run([binary, "--list"]).split():
+        if applet != "busybox":
+            (binary.parent / applet).symlink_to("busybox")
+    for name in ("etc", "root", "var", "usr/bin"):
+        (directory / name).mkdir(parents=True)
+    (directory / "tmp").mkdir()
+    (directory / "tmp").chmod(0o1777)
+    (directory / "usr/bin/env").symlink_to("/bin/env")
+    (directory / "etc/passwd").write_text(
+        "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
+    )
+    (directory / "etc/group").write_text("root:x:0:\nnogroup:x:65534:\n")
+    return directory
+
+
+def _preload(root: Path, archives: list[Path], binaries: Mapping[str, Path]) -> None:
+    """Puts images into the node's containerd store, by a containerd of our own that works on the tree."""
+    with tempfile.TemporaryDirectory(prefix="railmate-preload-") as scratch:
+        state = Path(scratch)
+        configuration = state / "config.toml"
+        configuration.write_text(_preload_config(root / "var/lib/containerd", state))
+        log = log_file("preload")
+        containerd = start([binaries["containerd"], "-c", configuration], log)  # it must not outlive us
+        try:
+            ctr: list[str | Path] = [binaries["ctr"], "-a", state / "containerd.sock", "-n", "k8s.io"]
+            _wait_for(containerd, [*ctr, "version"], log)
+            for archive in archives:
+                # Pinned: the kubelet's image garbage collection leaves them alone.
+                run(
+                    [
+                        *ctr,
+                        "images",
+                        "import",
+                        "--label",
+                        "io.cri-containerd.pinned=pinned",
+                        "--no-unpack",
+                        archive,
+                    ]
+                )
+        finally:
+            containerd.terminate()
+            containerd.wait()
+
+
+def _preload_config(store: Path, state: Path) -> str:
+    # Plugins that touch the machine (CNI, NRI, /opt) have no part in importing.
+    disabled = [
+        f"io.containerd.{name}" for name in
+        ("cri.v1.runtime", "cri.v1.images", "grpc.v1.cri", "nri.v1.nri", "internal.v1.opt")
+    ]  # fmt: skip
+    return (
+        f"version = 3\nroot = {json.dumps(str(store))}\nstate = {json.dumps(str(state / 'state'))}\n"
+        f"imports = []\ndisabled_plugins = {json.dumps(disabled)}\n"
+        f"[grpc]\naddress = {json.dumps(str(state / 'containerd.sock'))}\n"
+        f"[ttrpc]\naddress = {json.dumps(str(state / 'containerd.sock.ttrpc'))}\n"
+    )
+
+
+def _wait_for(containerd: subprocess.Popen[bytes], check: list[str | Path], log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        if containerd.poll() is not None or time.monotonic() > deadline:
+            raise HarnessError(
+                f"containerd, started to import images, does not answer; end of {log}:\n{tail(log)}"
+            )
+        try:
+            run(check)
+            return
+        except HarnessError:
+            time.sleep(0.1)

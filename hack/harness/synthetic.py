@@ -1,0 +1,70 @@
+"""Machines that nobody published, written down in a test as a PCIe tree.
+
+The tree is the ``pci`` part of a machine's file (tests/machines/README.md). Models that tests need are
+known here by short words, so that a case shows its shape and not its ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.machines import Machine, parse_machine
+from railmate.inventory.model import Gpu, GpuVendor, Inventory, Nic
+
+# word -> class, vendor:device, subsystem
+_WORDS = {
+    "port": "060400 8086:352a -",  # root and downstream ports, and switches that are no Broadcom's
+    "gen4": "060400 1000:c010 1000:a096",  # PEX880xx, either level
+    "gen5upper": "060400 1000:c030 1000:0072",  # PEX890xx
+    "gen5lower": "060400 1000:c030 1000:1003",
+    "qemuport": "060400 1b36:000c -",
+    "x3130": "060400 104c:8232 -",
+    "gpu": "030200 10de:2330 10de:16c1",
+    "mi300x": "120000 1002:74a1 1002:74a1",
+    "gb300": "030200 10de:31c2 10de:21f1",
+    "nic": "020000 15b3:1021 15b3:0041",
+    "management": "020700 15b3:1021 15b3:0087",
+    "dpu": "020000 15b3:a2dc 15b3:0009",
+    "lx": "020000 15b3:101f 15b3:0016",
+    "dma": "080100 15b3:2100 15b3:0000",
+    "ethernet": "020000 8086:1533 -",
+    "nvme": "010802 144d:a824 144d:a801",
+    "vga": "030000 1a03:2000 1a03:2000",
+    "bridge": "060000 8086:09a2 -",
+    "vmd": "010400 8086:28c0 -",
+}
+_MODELS = {
+    "15b3:1021": {"driver": "mlx5_core", "vfs": 64, "vf": "15b3:101e"},
+    "10de:2330": {"driver": "nvidia"},
+}
+
+
+def synthetic(tree: str, models: Mapping[str, Any] | None = None) -> Machine:
+    """A machine from a tree whose second word may be one of the short words above."""
+    lines = []
+    for line in tree.splitlines():
+        words = line.split()
+        if len(words) > 1 and words[1] in _WORDS:
+            line = line.replace(words[1], _WORDS[words[1]], 1)
+        lines.append(line)
+    least = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+    pci = "\n".join(line[least:] for line in lines)
+    return parse_machine({"machine": "synthetic", "models": models or _MODELS, "pci": pci})
+
+
+def inventory_of(machine: Machine) -> Inventory:
+    """What a scan of the machine's tree finds, without writing the tree."""
+    gpus = []
+    for address, facts in machine.gpus.items():
+        if facts.vendor is GpuVendor.NVIDIA:
+            nodes: tuple[str, ...] = (f"nvidia{facts.minor}",)
+        else:
+            nodes = tuple(f"dri/{node}" for node in facts.drm)
+        gpus.append(Gpu(machine.functions[address], facts.vendor, nodes, index=facts.minor, uuid=facts.uuid))
+    nics = []
+    for function in machine.functions.values():
+        if function.class_code >> 16 == 0x02 or function.netdevs or function.rdma_devices:
+            pf = machine.functions.get(function.physical_function or "")
+            nics.append(Nic(function, pf.virtual_functions.index(function.address) if pf else None))
+    return Inventory(functions=machine.functions, gpus=tuple(gpus), nics=tuple(nics))

@@ -1,0 +1,3 @@
+module railmate.dev/hack/tools/bench
+
+go 1.24

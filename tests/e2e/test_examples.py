@@ -1,0 +1,127 @@
+"""Every example runs as it is in the tree, and its pod holds exactly what it was given."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from e2e.lab import Lab, Workspace
+
+
+def right_nics(lab: Lab) -> dict[str, set[str]]:
+    """GPU address to the physical NIC functions that are right for it, from the machine's facts."""
+    best = {gpu: set(nics) for gpu, nics in lab.machine.expected["best"].items()}
+    assert len(best) == 8
+    return best
+
+
+def assert_holds_exactly(lab: Lab, workspace: Workspace, pod: str, gpus: list[str], vfs: list[str]) -> None:
+    """The pod has these GPUs' nodes, these VFs' RDMA nodes and netdevs net1…, and no other's."""
+    machine = lab.machine
+    gpu_nodes, rdma_nodes = workspace.device_nodes(pod)
+    shared = {"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
+    assert gpu_nodes == {f"nvidia{machine.gpus[gpu].minor}" for gpu in gpus} | shared
+    own = {
+        node for vf in vfs for device in machine.functions[vf].rdma_devices for node in device.char_devices
+    }
+    assert len(own) == 3 * len(vfs)  # uverbs, umad and issm of each
+    assert rdma_nodes == own | {"rdma_cm"}
+    links = workspace.links(pod)
+    macs = [machine.functions[vf].netdevs[0].mac for vf in vfs]
+    assert [links.get(f"net{n}", {}).get("mac") for n in range(1, len(vfs) + 1)] == macs
+    assert all(links[f"net{n}"]["up"] for n in range(1, len(vfs) + 1))
+    assert set(links) == {"lo", "eth0"} | {f"net{n}" for n in range(1, len(vfs) + 1)}
+
+
+def parent_of(lab: Lab, vf: str) -> str:
+    physical_function = lab.machine.functions[vf].physical_function
+    assert physical_function is not None
+    return physical_function
+
+
+def test_one_pair_gives_a_pod_one_gpu_and_the_vf_beside_it(lab: Lab, workspace: Workspace) -> None:
+    workspace.apply_example("one-pair")
+    workspace.wait_ready("one-pair")
+    (device,) = workspace.allocated("one-pair")
+    published = lab.devices[device]
+    gpu, vf = published["railmate.dev/gpuPciBusID"], published["railmate.dev/nicPciBusID"]
+
+    assert parent_of(lab, vf) in right_nics(lab)[gpu]
+    assert_holds_exactly(lab, workspace, "one-pair", [gpu], [vf])
+
+    (metadata,) = workspace.metadata("one-pair")
+    (told,) = metadata["requests"][0]["devices"]
+    attributes = {name: next(iter(value.values())) for name, value in told["attributes"].items()}
+    assert attributes["railmate.dev/gpuPciBusID"] == gpu
+    assert attributes["railmate.dev/nicPciBusID"] == vf
+    assert attributes["railmate.dev/distance"] == "PXB"
+    assert attributes["railmate.dev/interface"] == "net1"
+    assert told["networkData"]["hardwareAddress"] == workspace.links("one-pair")["net1"]["mac"]
+
+
+def test_a_gpu_and_a_vf_joined_by_attribute_share_a_switch(lab: Lab, workspace: Workspace) -> None:
+    workspace.apply_example("matched-gpu-and-vf")
+    workspace.wait_ready("matched-gpu-and-vf")
+    allocated = workspace.allocated("matched-gpu-and-vf")
+    kinds = {lab.devices[name]["railmate.dev/kind"]: lab.devices[name] for name in allocated}
+    assert set(kinds) == {"gpu", "rdma-vf"}
+    gpu = kinds["gpu"]["resource.kubernetes.io/pciBusID"]
+    vf = kinds["rdma-vf"]["resource.kubernetes.io/pciBusID"]
+    assert kinds["gpu"]["railmate.dev/pcieSwitch"] == kinds["rdma-vf"]["railmate.dev/pcieSwitch"]
+    assert parent_of(lab, vf) in right_nics(lab)[gpu]
+    assert_holds_exactly(lab, workspace, "matched-gpu-and-vf", [gpu], [vf])
+
+
+def test_eight_pairs_give_a_pod_the_whole_node(lab: Lab, workspace: Workspace) -> None:
+    workspace.apply_example("eight-pairs")
+    workspace.wait_ready("eight-pairs")
+    allocated = workspace.allocated("eight-pairs")
+    pairs = [
+        (lab.devices[name]["railmate.dev/gpuPciBusID"], lab.devices[name]["railmate.dev/nicPciBusID"])
+        for name in allocated
+    ]
+    assert len(set(pairs)) == 8
+    assert {gpu for gpu, _ in pairs} == set(lab.machine.expected["gpus"])
+    assert all(parent_of(lab, vf) in right_nics(lab)[gpu] for gpu, vf in pairs)
+    assert len({parent_of(lab, vf) for _, vf in pairs}) == 8
+    assert_holds_exactly(lab, workspace, "eight-pairs", [gpu for gpu, _ in pairs], [vf for _, vf in pairs])
+
+
+def test_a_container_that_does_not_reference_the_claim_gets_no_device_node(
+    lab: Lab, workspace: Workspace
+) -> None:
+    workspace.apply_example("one-pair")
+    workspace.wait_ready("one-pair")
+    spec = workspace.get("pod", "one-pair")["spec"]
+    bystander = {
+        key: value
+        for key, value in spec["containers"][0].items()
+        if key in {"image", "imagePullPolicy", "command"}
+    }
+    two = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "two"},
+        "spec": {
+            "terminationGracePeriodSeconds": 2,
+            "resourceClaims": spec["resourceClaims"],
+            "containers": [
+                {"name": "with", **bystander, "resources": spec["containers"][0]["resources"]},
+                {"name": "without", **bystander},
+            ],
+        },
+    }
+    workspace.apply(two)
+    workspace.wait_ready("two")
+    listing = "ls -d /dev/nvidia* /dev/infiniband 2>/dev/null || true"
+    assert "/dev/infiniband" in workspace.kubectl("exec", "two", "-c", "with", "--", "sh", "-c", listing)
+    assert workspace.kubectl("exec", "two", "-c", "without", "--", "sh", "-c", listing).strip() == ""
+
+
+@pytest.mark.parametrize("example", ["one-pair", "matched-gpu-and-vf", "eight-pairs"])
+def test_an_example_is_described_where_it_is(example: str) -> None:
+    from harness.deploy import EXAMPLES
+
+    readme = (EXAMPLES / example / "README.md").read_text()
+    assert re.search(rf"kubectl apply -f examples/{example}/manifest\.yaml", readme)

@@ -1,0 +1,164 @@
+"""The Helm chart: what it installs fits the driver, the API's files and the simulated node."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import railmate
+from harness.gobuild import built
+from harness.simnode import LABEL, STATE
+from railmate.cli.node import add_parser
+
+ROOT = Path(__file__).resolve().parents[3]
+CHART = ROOT / "driver/chart"
+Render = Callable[..., dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    program = built("helm")
+    if program is None:
+        pytest.skip("helm is not built yet (hack/cluster build)")
+    return program
+
+
+@pytest.fixture(scope="session")
+def render(helm: Path) -> Render:
+    """The rendered objects by kind/name; fails as `helm install` would on refused values."""
+
+    def rendered(*arguments: str, release: str = "railmate") -> dict[str, dict[str, Any]]:
+        command: list[str | Path] = [helm, "template", release, CHART, "--namespace", "somewhere", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ValueError(done.stderr)
+        objects = [item for item in yaml.safe_load_all(done.stdout) if item]
+        return {f"{item['kind']}/{item['metadata']['name']}": item for item in objects}
+
+    return rendered
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """What `railmate node` makes of the arguments; ends the test when it refuses them."""
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers(required=True))
+    return parser.parse_args(["node", *arguments])
+
+
+def driver_pod(objects: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    (daemonset,) = [item for key, item in objects.items() if key.startswith("DaemonSet/")]
+    return dict(daemonset["spec"]["template"]["spec"])
+
+
+def test_the_chart_has_the_version_of_the_driver() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == chart["version"] == railmate.__version__
+
+
+def test_the_chart_ships_the_device_classes_of_the_api() -> None:
+    assert (CHART / "files/deviceclasses.yaml").resolve() == ROOT / "api/railmate_api/deviceclasses.yaml"
+
+
+def test_every_value_has_a_place_in_the_schema() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert set(values) == set(schema["properties"]) - {"global"}
+    assert set(values["image"]) == set(schema["properties"]["image"]["properties"])
+
+
+@pytest.mark.parametrize("setting", ["", "hostPID=true", "privileged=true", "sharePairVFs=true"])
+def test_the_driver_accepts_the_arguments_that_the_chart_passes(render: Render, setting: str) -> None:
+    (container,) = driver_pod(render("--set", setting) if setting else render())["containers"]
+    assert container["command"] == ["railmate", "node"]
+    parsed = parse(container["args"])
+    assert parsed.driver_name == "railmate.dev"
+    assert parsed.http_address == f"unix:{container['readinessProbe']['exec']['command'][1]}"
+    assert parsed.share_pair_vfs is (setting == "sharePairVFs=true")
+
+
+def test_paths_are_the_same_in_the_pod_and_on_the_node(render: Render) -> None:
+    pod = driver_pod(render())
+    hosts = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
+    mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"] if m["name"] in hosts}
+    assert mounts == hosts
+    parsed = parse(pod["containers"][0]["args"])
+    plugin = parsed.kubelet_dir / "plugins" / parsed.driver_name
+    for path in (plugin, parsed.kubelet_dir / "plugins_registry", parsed.cdi_dir, parsed.nri_socket.parent):
+        assert str(path) in hosts.values()
+
+
+def test_the_driver_has_two_capabilities_and_a_read_only_root(render: Render) -> None:
+    context = driver_pod(render())["containers"][0]["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_ADMIN"]}
+    assert context["readOnlyRootFilesystem"] is True
+    assert "privileged" not in context
+
+
+def test_a_simulated_node_is_mounted_and_selected(render: Render) -> None:
+    roots = f"sysfsRoot={STATE}/sys,procRoot={STATE}/proc,devRoot={STATE}/dev"
+    label = LABEL.replace(".", "\\.")
+    pod = driver_pod(render("--set", roots, "--set-string", f"nodeSelector.{label}=true"))
+    mounts = {m["mountPath"]: m.get("readOnly") for m in pod["containers"][0]["volumeMounts"]}
+    assert all(mounts[f"{STATE}/{part}"] is True for part in ("sys", "proc", "dev"))
+    assert pod["nodeSelector"] == {LABEL: "true"}
+
+
+def test_classes_select_the_driver_by_its_name_and_keep_the_attribute_domain(render: Render) -> None:
+    objects = render("--set", "driverName=gpus.example.org")
+    for name in ("gpu.railmate.dev", "rdma-vf.railmate.dev", "gpu-rdma-pair.railmate.dev"):
+        (selector,) = objects[f"DeviceClass/{name}"]["spec"]["selectors"]
+        expression = selector["cel"]["expression"]
+        assert expression.startswith(
+            'device.driver == "gpus.example.org" && device.attributes["railmate.dev"]'
+        )
+    assert not [key for key in render("--set", "deviceClasses=false") if key.startswith("DeviceClass/")]
+
+
+def test_the_role_allows_what_the_driver_does_and_no_more(render: Render) -> None:
+    rules = render()["ClusterRole/railmate"]["rules"]
+    allowed = {
+        (group, what): rule["verbs"]
+        for rule in rules
+        for group in rule["apiGroups"]
+        for what in rule["resources"]
+    }
+    assert allowed == {
+        ("resource.k8s.io", "resourceclaims"): ["get"],
+        ("resource.k8s.io", "resourceslices"): [
+            "get",
+            "list",
+            "watch",
+            "create",
+            "update",
+            "patch",
+            "delete",
+        ],
+        ("", "nodes"): ["get"],
+        ("", "events"): ["create", "patch"],
+    }
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "logLevel=loud",
+        "sysfsRoot=sys",
+        "driverName=Not_A_Domain",
+        "terminationGracePeriodSeconds=0",
+        "unknown=1",
+    ],
+)
+def test_values_out_of_range_are_refused(render: Render, setting: str) -> None:
+    with pytest.raises(ValueError, match=setting.split("=")[0]):
+        render("--set", setting)
+
+
+def test_releases_of_other_names_do_not_meet(render: Render) -> None:
+    assert "DaemonSet/second-railmate" in render(release="second")

@@ -1,0 +1,77 @@
+"""The examples: manifests that ask for what their pages say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from railmate_api import attributes as names
+from railmate_api import config
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+FOLDERS = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
+
+
+def load(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The claim template and the pod of an example."""
+    template, pod = yaml.safe_load_all((EXAMPLES / folder / "manifest.yaml").read_text())
+    assert (template["kind"], pod["kind"]) == ("ResourceClaimTemplate", "Pod")
+    return template, pod
+
+
+def test_there_are_three() -> None:
+    assert FOLDERS == ["eight-pairs", "matched-gpu-and-vf", "one-pair"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_pod_uses_the_claim_and_ends_promptly(folder: str) -> None:
+    template, pod = load(folder)
+    (claim,) = pod["spec"]["resourceClaims"]
+    (container,) = pod["spec"]["containers"]
+    assert (
+        claim["resourceClaimTemplateName"]
+        == template["metadata"]["name"]
+        == folder
+        == pod["metadata"]["name"]
+    )
+    assert container["resources"]["claims"] == [{"name": claim["name"]}]
+    assert container["imagePullPolicy"] == "IfNotPresent"
+    assert "trap 'exit 0' TERM" in container["command"][-1]
+    assert pod["spec"]["terminationGracePeriodSeconds"] <= 5
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_page_shows_how_to_run_and_end_it(folder: str) -> None:
+    page = (EXAMPLES / folder / "README.md").read_text()
+    assert f"kubectl apply -f examples/{folder}/manifest.yaml" in page
+    assert "kubectl delete -f" in page
+    assert f"pod/{folder}" in page
+
+
+@pytest.mark.parametrize(
+    ("folder", "classes", "count"),
+    [
+        ("one-pair", [names.CLASS_PAIR], 1),
+        ("matched-gpu-and-vf", [names.CLASS_GPU, names.CLASS_RDMA_VF], 1),
+        ("eight-pairs", [names.CLASS_PAIR], 8),
+    ],
+)
+def test_requests_name_our_classes(folder: str, classes: list[str], count: int) -> None:
+    template, _ = load(folder)
+    requests = [request["exactly"] for request in template["spec"]["spec"]["devices"]["requests"]]
+    assert [request["deviceClassName"] for request in requests] == classes
+    assert all(request.get("count", 1) == count for request in requests)
+
+
+def test_gpu_and_vf_are_joined_by_their_switch() -> None:
+    devices = load("matched-gpu-and-vf")[0]["spec"]["spec"]["devices"]
+    assert devices["constraints"] == [{"requests": ["gpu", "vf"], "matchAttribute": names.PCIE_SWITCH}]
+
+
+def test_the_config_in_an_example_is_one_the_driver_reads() -> None:
+    (entry,) = load("matched-gpu-and-vf")[0]["spec"]["spec"]["devices"]["config"]
+    assert entry["opaque"]["driver"] == names.DRIVER_NAME
+    assert config.decode(entry["opaque"]["parameters"]).interface_name == "net1"

@@ -1,0 +1,189 @@
+"""railmate topology: what it prints and what it answers to bad input."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from harness.machines import MACHINES, load_machine
+from harness.sysfs import write_tree
+from railmate.cli import topology as command
+from railmate.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("dgx")
+    write_tree(load_machine(MACHINES / "dgx-a100.yaml", vfs_per_rail=4), root)
+    return root / "sys"
+
+
+@pytest.fixture(scope="module")
+def p4d(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("p4d")
+    write_tree(load_machine(MACHINES / "aws-p4d.yaml"), root)
+    return root / "sys"
+
+
+def railmate(*words: object) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["topology", *map(str, words)])
+    return int(command.run(args))
+
+
+def test_json_has_the_documented_fields(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert railmate("--sysfs-root", dgx, "-o", "json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["machineClass"] == "switched"
+    assert len(document["gpus"]) == 8
+    assert len(document["nics"]) == 11 + 32
+    assert len(document["paths"]) == 8 * 11
+    assert len(document["pairs"]) == 8
+    assert (
+        document["gpus"][0].items()
+        >= {
+            "pciBusID": "0000:07:00.0",
+            "pcieRoot": "pci0000:00",
+            "pcieSwitch": "0000:01:00.0",
+            "numaNode": 3,
+            "vendorID": "10de",
+            "deviceID": "20b0",
+        }.items()
+    )
+    vf = next(nic for nic in document["nics"] if nic["pciBusID"] == "0000:0c:00.1")
+    assert (
+        vf.items()
+        >= {
+            "pcieSwitch": "0000:01:00.0",
+            "physicalFunction": "0000:0c:00.0",
+            "role": "rail",
+            "netdevs": ["enp12s0v0"],
+            "rdmaDevices": ["mlx5_0v0"],
+        }.items()
+    )
+    storage = next(nic for nic in document["nics"] if nic["pciBusID"] == "0000:e1:00.0")
+    assert storage["pcieSwitch"] is None
+    assert storage["role"] == "other"
+    assert (
+        document["paths"][0].items()
+        >= {
+            "gpu": "0000:07:00.0",
+            "nic": "0000:0c:00.0",
+            "distance": "PXB",
+            "pcieSwitch": "0000:01:00.0",
+        }.items()
+    )
+    assert (
+        document["pairs"][1].items()
+        >= {
+            "gpu": "0000:0f:00.0",
+            "nics": ["0000:12:00.0"],
+            "distance": "PXB",
+            "source": "sysfs",
+        }.items()
+    )
+
+
+def test_json_of_a_group_has_an_entry_for_each_gpu(p4d: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    railmate("--sysfs-root", p4d, "-o", "json")
+    pairs = json.loads(capsys.readouterr().out)["pairs"]
+    assert len(pairs) == 8
+    assert pairs[0]["nics"] == pairs[1]["nics"] == ["0000:10:1b.0"]
+    assert pairs[0]["sharedWith"] == ["0000:10:1d.0"]
+    assert {pair["source"] for pair in pairs} == {"numa"}
+
+
+def test_the_same_tree_prints_the_same_json(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for _ in range(2):
+        railmate("--sysfs-root", dgx, "-o", "json")
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+
+
+def test_the_table_is_a_matrix_with_the_pairs_marked(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    railmate("--sysfs-root", dgx)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Machine class: switched"
+    row = next(line.split() for line in lines if line.split()[:1] == ["GPU1"])
+    assert row == ["GPU1", "PXB", "PXB*", *["SYS"] * 8]
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_table_says_why_pairs_are_by_numa(p4d: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    railmate("--sysfs-root", p4d)
+    out = capsys.readouterr().out
+    assert "Machine class: integrated" in out
+    assert "no PCIe switch is visible" in out
+
+
+def test_the_tree_shows_each_device_below_its_bridges(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    railmate("--sysfs-root", dgx, "-o", "tree")
+    out = capsys.readouterr().out
+    assert len(re.findall(r"GPU\d ", out)) == 8
+    assert out.count("[switch]") == 4
+    assert "0c:00.0  NIC0 mlx5_0 enp12s0np0 [rail 0] 4 VFs 0c:00.1…0c:00.4" in out
+
+
+def test_the_tree_keeps_to_the_terminals_width(
+    dgx: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    railmate("--sysfs-root", dgx, "-o", "tree")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) == 60
+
+
+@pytest.mark.parametrize("machine", sorted(path.stem for path in MACHINES.glob("*.yaml")))
+def test_the_picture_is_self_contained_and_shows_every_pair(
+    machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = load_machine(MACHINES / f"{machine}.yaml")
+    write_tree(facts, tmp_path)
+    railmate("--sysfs-root", tmp_path / "sys", "-o", "svg")
+    svg = capsys.readouterr().out
+    root = ElementTree.fromstring(svg)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert not re.search(r"<script|href|url\(|<image|@import", svg)
+    texts = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    for index in range(len(facts.expected["gpus"])):
+        assert f"GPU{index}" in texts
+    rails = [address.removeprefix("0000:") for address in facts.rails]
+    assert rails
+    assert all(any(address in text for text in texts) for address in rails)
+
+
+def test_boxes_of_the_picture_do_not_overlap(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    railmate("--sysfs-root", dgx, "-o", "svg")
+    root = ElementTree.fromstring(capsys.readouterr().out)
+    boxes = [
+        tuple(float(rect.attrib[key]) for key in ("x", "y", "width", "height"))
+        for rect in root.iter("{http://www.w3.org/2000/svg}rect")
+        if rect.attrib.get("height") == "50"
+    ]
+    assert len(boxes) == 8 + 8 + 2
+    for index, (x, y, width, height) in enumerate(boxes):
+        for x2, y2, width2, height2 in boxes[index + 1 :]:
+            assert x + width <= x2 or x2 + width2 <= x or y + height <= y2 or y2 + height2 <= y
+
+
+def test_a_missing_directory_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--sysfs-root"):
+        railmate("--sysfs-root", tmp_path / "nowhere")
+
+
+def test_warnings_go_to_stderr_and_name_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tree(load_machine(MACHINES / "dgx-a100.yaml"), tmp_path)
+    (tmp_path / "sys/bus/pci/devices/0000:07:00.0/numa_node").write_text("rubbish")
+    assert railmate("--sysfs-root", tmp_path / "sys", "-o", "json") == 0
+    captured = capsys.readouterr()
+    assert "numa_node" in captured.err
+    assert json.loads(captured.out)["gpus"][0]["numaNode"] is None
