@@ -46,16 +46,10 @@ def install_driver(cluster: Cluster, *extra: str) -> None:
 
 def wait_ready(cluster: Cluster, timeout: int = _READY_SECONDS) -> None:
     """Return when the driver's pods of the present release are ready: registered, published, connected."""
-    cluster.kubectl(
-        "-n",
-        NAMESPACE,
-        "rollout",
-        "status",
-        f"daemonset/{RELEASE}",
-        f"--timeout={timeout}s",
-        timeout=timeout + 10,
-    )
-
-
-def uninstall_driver(cluster: Cluster) -> None:
-    cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found", "--wait")
+    daemonset = f"daemonset/{RELEASE}"
+    status = ("rollout", "status", daemonset, f"--timeout={timeout}s")
+    try:
+        cluster.kubectl("-n", NAMESPACE, *status, timeout=timeout + 10)
+    except HarnessError as error:
+        log = cluster.kubectl("-n", NAMESPACE, "logs", daemonset, "--tail=25")
+        raise HarnessError(f"the driver is not ready: {error}\nits log ends with:\n{log}") from error

@@ -59,10 +59,15 @@ class KubeletServer:
         self._workers.shutdown(wait=False, cancel_futures=True)
 
 
-async def _listen(server: aio.Server, path: Path) -> None:
+def _make_room(path: Path) -> None:
+    """A socket left behind by a process that was killed would refuse ours."""
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     if path.is_socket():
-        path.unlink()  # left behind by a process that was killed; it would refuse ours
+        path.unlink()
+
+
+async def _listen(server: aio.Server, path: Path) -> None:
+    _make_room(path)
     try:
         server.add_insecure_port(f"unix:{path}")
         await server.start()

@@ -40,7 +40,7 @@ class DraPlugin:
     def __init__(self, verbs: ClaimVerbs, workers: Executor, messages: ModuleType) -> None:
         self._verbs, self._workers, self._messages = verbs, workers, messages
 
-    async def NodePrepareResources(self, request: Any, context: object) -> Any:  # noqa: N802
+    async def NodePrepareResources(self, request: Any, context: object) -> Any:
         answer = self._messages.NodePrepareResourcesResponse()
         claims = _named(request)
         outcomes = await asyncio.gather(*(self._call(self._verbs.prepare, ref) for ref in claims))
@@ -58,7 +58,7 @@ class DraPlugin:
                 )
         return answer
 
-    async def NodeUnprepareResources(self, request: Any, context: object) -> Any:  # noqa: N802
+    async def NodeUnprepareResources(self, request: Any, context: object) -> Any:
         answer = self._messages.NodeUnprepareResourcesResponse()
         claims = _named(request)
         outcomes = await asyncio.gather(*(self._call(self._verbs.unprepare, ref) for ref in claims))
@@ -97,7 +97,7 @@ class Registration:
     def __init__(self, driver: str, endpoint: str, on_change: Callable[[bool], None]) -> None:
         self._driver, self._endpoint, self._on_change = driver, endpoint, on_change
 
-    async def GetInfo(self, request: object, context: object) -> Any:  # noqa: N802
+    async def GetInfo(self, request: object, context: object) -> Any:
         return pluginregistration_pb2.PluginInfo(
             type="DRAPlugin",
             name=self._driver,
@@ -105,7 +105,7 @@ class Registration:
             supported_versions=SUPPORTED_VERSIONS,
         )
 
-    async def NotifyRegistrationStatus(self, request: Any, context: object) -> Any:  # noqa: N802
+    async def NotifyRegistrationStatus(self, request: Any, context: object) -> Any:
         if request.plugin_registered:
             log.info("registered with the kubelet as %s", self._driver)
         else:

@@ -151,5 +151,5 @@ def install_gate(settings: Settings) -> None:
             files.write_bytes(target, wanted, mode=0o755)
     except OSError as error:
         raise RailmateError(
-            f"the gate cannot be installed as {target} ({error}). Is {target.parent} mounted into this pod, and writable?"
+            f"the gate cannot be installed as {target} ({error}). Is {target.parent} mounted, and writable?"
         ) from error

@@ -30,7 +30,7 @@ def check_names(driver: str, node: str) -> None:
     """Raise UsageError for names that the API server refuses in a slice."""
     if len(driver) > _MAX_DRIVER_NAME or not _SUBDOMAIN.fullmatch(driver):
         raise UsageError(
-            f"--driver-name {driver!r} is no DNS subdomain of at most {_MAX_DRIVER_NAME} characters, like {DRIVER_NAME}."
+            f"--driver-name {driver!r} is no DNS subdomain of up to {_MAX_DRIVER_NAME} characters, like {DRIVER_NAME}."
         )
     if len(node) > _MAX_NAME or not _SUBDOMAIN.fullmatch(node):
         raise UsageError(

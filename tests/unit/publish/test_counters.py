@@ -1,0 +1,75 @@
+"""Counter sets: whatever the machine, one counter for what has several names, within the API's limits."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from railmate.publish.counters import assign_counters
+from railmate.publish.model import Offer, OfferedDevice
+
+
+def device(name: str, gpus: tuple[str, ...] = (), nics: tuple[str, ...] = ()) -> OfferedDevice:
+    return OfferedDevice(name, "any", {}, gpus=gpus, nics=nics)
+
+
+def node(gpus: int, vfs_a_gpu: int, shared: int, switches: int) -> tuple[list[OfferedDevice], dict[str, str]]:
+    """A GPU's pair takes its first VF; the first ``shared`` VFs of each GPU are offered alone as well."""
+    devices, switch_of = [], {}
+    for g in range(gpus):
+        gpu = f"0000:{g:02x}:00.0"
+        vfs = [f"0001:{g:02x}:{v >> 3:02x}.{v & 7}" for v in range(vfs_a_gpu)]
+        if switches:
+            switch_of |= dict.fromkeys([gpu, *vfs], f"0002:{g % switches:02x}:00.0")
+        devices += [device(f"gpu{g}", (gpu,)), device(f"pair{g}", (gpu,), tuple(vfs[:1]))]
+        devices += [device(f"vf{g}-{v}", nics=(vf,)) for v, vf in enumerate(vfs) if v < shared or v > 0]
+    return devices, switch_of
+
+
+def exclusive(offer: Offer) -> None:
+    """Taking a device leaves exactly those others that share no hardware with it."""
+    for one in offer.devices:
+        for other in offer.devices:
+            if one is not other:
+                share = bool(set(one.gpus + one.nics) & set(other.gpus + other.nics))
+                assert share == bool(set(one.consumes) & set(other.consumes)), (one.name, other.name)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 20), st.integers(0, 6), st.integers(0, 2), st.integers(0, 5))
+def test_devices_exclude_each_other_exactly_when_they_share_hardware(
+    gpus: int, vfs: int, shared: int, switches: int
+) -> None:
+    devices, switch_of = node(gpus, vfs, shared, switches)
+    offer = assign_counters(devices, switch_of)
+    exclusive(offer)
+    assert all(0 < len(counters) <= 32 for counters in offer.counter_sets.values())
+    assert all(len({name for name, _ in one.consumes}) <= 2 for one in offer.devices)
+    assert [one.name for one in offer.devices] == [one.name for one in devices], "the order is the caller's"
+
+
+def test_twenty_gpus_below_one_switch_take_several_sets() -> None:
+    devices, switch_of = node(gpus=20, vfs_a_gpu=2, shared=1, switches=1)
+    offer = assign_counters(devices, switch_of)
+    assert len(offer.counter_sets) > 1
+    exclusive(offer)
+
+
+def test_hardware_with_one_name_needs_no_counter() -> None:
+    offer = assign_counters([device("gpu0", ("0000:01:00.0",)), device("vf0", nics=("0000:02:00.1",))], {})
+    assert not offer.counter_sets
+    assert not any(one.consumes for one in offer.devices)
+
+
+def test_chain_of_shared_hardware_gets_one_set() -> None:
+    """Two GPUs that both pair with the same NIC: all three counters together, or a device spans sets."""
+    gpu0, gpu1, nic = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
+    devices = [
+        device("gpu0", (gpu0,)),
+        device("gpu1", (gpu1,)),
+        device("a", (gpu0,), (nic,)),
+        device("b", (gpu1,), (nic,)),
+    ]
+    offer = assign_counters(devices, {gpu0: "s0", gpu1: "s1"})
+    assert [len(counters) for counters in offer.counter_sets.values()] == [3]
+    exclusive(offer)
