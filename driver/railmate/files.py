@@ -16,9 +16,12 @@ def write_json(path: Path, value: Any, *, mode: int = 0o600, durable: bool = Tru
     ``durable`` also forces file and directory to disk: for what must survive a power cut. Without it
     the file still survives the end of this process. Raises OSError (a full disk leaves the old file).
     """
-    write_bytes(
-        path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode(), mode=mode, durable=durable
-    )
+    write_bytes(path, json_bytes(value), mode=mode, durable=durable)
+
+
+def json_bytes(value: Any) -> bytes:
+    """The value as ``write_json`` writes it."""
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:

@@ -27,6 +27,17 @@ _OWN_NAMESPACE = Path("/proc/thread-self/ns/net")
 _CLONE_NEWNET = 0x40000000
 
 
+def is_namespace(path: Path) -> bool:
+    """Whether a network namespace is at ``path``. One that cannot be opened counts: it is there."""
+    try:
+        with open_namespace(path):
+            return True
+    except NamespaceGoneError:
+        return False
+    except AttachError:
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class Sides:
     """The host's side and, where there is one, the pod's: a pyroute2 IPRoute and the namespace's fd each."""

@@ -11,11 +11,12 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from railmate import files
+from railmate.attach.model import NetdevSnapshot
 from railmate.claims.records import Entry
 from railmate.errors import RailmateError
 
@@ -26,11 +27,14 @@ class Ledger:
     """Entries by claim UID. Use it inside ``locked``: two instances of the driver share it while one
     replaces the other (rolling update)."""
 
-    def __init__(self, plugin_dir: Path) -> None:
+    def __init__(self, plugin_dir: Path, on_set_aside: Callable[[str], None] = lambda message: None) -> None:
+        """``on_set_aside`` is told of each file that was no entry, in a sentence for people."""
+        self._on_set_aside = on_set_aside
         self.plugin_dir = plugin_dir
         self._claims = plugin_dir / "claims"
         self._attached = plugin_dir / "attached"
-        for directory in (plugin_dir, self._claims, self._attached):
+        self._strays = plugin_dir / "strays"
+        for directory in (plugin_dir, self._claims, self._attached, self._strays):
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._thread_lock = threading.RLock()
         self._depth = 0
@@ -85,13 +89,46 @@ class Ledger:
     def drop(self, uid: str) -> None:
         files.remove(self._path(uid))
 
+    # --- netdevs that did not come home with their claim
+    def strays(self) -> list[NetdevSnapshot]:
+        found = []
+        for path in sorted(self._strays.glob("*.json")):
+            try:
+                found.append(NetdevSnapshot.from_dict(json.loads(path.read_bytes())))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                log.error("%s cannot be read (%s); removed", path, error)
+                files.remove(path)
+        return found
+
+    def put_stray(self, snapshot: NetdevSnapshot) -> None:
+        path = self._stray(snapshot.pci_address)
+        try:
+            files.write_json(path, snapshot.to_dict())
+        except OSError as error:
+            raise not_written(f"netdev {snapshot.name} of {snapshot.pci_address}", path, error) from error
+
+    def drop_stray(self, pci_address: str) -> None:
+        files.remove(self._stray(pci_address))
+
+    def _stray(self, pci_address: str) -> Path:
+        return self._strays / f"{pci_address}.json"
+
     # --- the gate's markers
+    def markers(self) -> dict[str, set[str]]:
+        """Claim UID to the sandboxes its gate is open for."""
+        found: dict[str, set[str]] = {}
+        for path in self._attached.iterdir():
+            uid, _, sandbox = path.name.partition(".")
+            if uid and sandbox:
+                found.setdefault(uid, set()).add(sandbox)
+        return found
+
     def open_gate(self, uid: str, sandbox: str) -> None:
         """Let containers of this sandbox start: the claim's devices are in it."""
         files.write_bytes(self._attached / f"{uid}.{sandbox}", b"", durable=False)
 
-    def close_gate(self, uid: str) -> None:
-        for marker in self._attached.glob(f"{uid}.*"):
+    def close_gate(self, uid: str, sandbox: str = "*") -> None:
+        for marker in self._attached.glob(f"{uid}.{sandbox}"):
             files.remove(marker)
 
     def _path(self, uid: str) -> Path:
@@ -117,6 +154,10 @@ class Ledger:
         except ValueError as error:
             aside = path.with_suffix(".bad")
             log.error("ledger entry %s cannot be read (%s); set aside as %s", path, error, aside.name)
+            self._on_set_aside(
+                f"The record of claim {path.stem} was damaged ({error}) and set aside as {aside}. If its pod still "
+                "runs, delete the pod, so that its devices are given back in order."
+            )
             try:
                 path.rename(aside)
             except OSError as second:

@@ -6,7 +6,7 @@ Source of the claim's shape: k8s.io/api resource/v1 (AllocationResult, DeviceAll
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,9 @@ class NodeView:
     dev_root: Path
     node_exists: Callable[[Path], bool]
     netdev_of: Callable[[str], str | None]  # NIC address -> its netdev's name on the node at this moment
-    vendor_cdi: Mapping[str, str] = field(default_factory=dict)  # GPU UUID -> CDI ID
+    vendor_cdi: Callable[[], Mapping[str, str]] = (
+        dict  # GPU UUID -> CDI ID, as the vendors' specs say at this moment
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ class _Planner:
         self._gpus = {gpu.address: gpu for gpu in node.inventory.gpus}
         self._nics_named: dict[str, int] = {}  # request -> how many NICs have a name from its config
         self._reserved: set[str] = set()
+        self._vendor_cdi = node.vendor_cdi()
         self.warnings: list[str] = []
 
     def keep_configured_names(self, requests: Iterable[str]) -> None:
@@ -244,7 +247,7 @@ class _Planner:
         vendor_ids: list[str] = []
         for address in offered.gpus:
             gpu = self._gpus[address]
-            vendor_id = self._node.vendor_cdi.get(gpu.uuid or "")
+            vendor_id = self._vendor_cdi.get(gpu.uuid or "")
             if vendor_id:
                 vendor_ids.append(vendor_id)
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from railmate import files
 from railmate.cdi import spec
@@ -36,9 +37,29 @@ class RuntimeFiles:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             files.write_bytes(path, metadata.render(entry, request, self._driver), mode=0o644, durable=False)
         self._cdi_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        body = spec.render(self._driver, self._cdi_devices(entry))
         # no fsync: after a power cut the pod's sandbox is made again, and the claim prepared again before it
-        files.write_json(self._spec_file(entry.claim.uid), body, mode=0o644, durable=False)
+        files.write_json(self._spec_file(entry.claim.uid), self._spec(entry), mode=0o644, durable=False)
+
+    def complete(self, entry: Entry) -> bool:
+        """Whether all files are there with the contents that ``write`` would give them."""
+        wanted = {
+            self._metadata_file(entry.claim.uid, request): metadata.render(entry, request, self._driver)
+            for request in metadata.requests(entry.devices)
+        }
+        wanted[self._spec_file(entry.claim.uid)] = files.json_bytes(self._spec(entry))
+        try:
+            return all(path.read_bytes() == data for path, data in wanted.items())
+        except OSError:
+            return False
+
+    def claims(self) -> set[str]:
+        """UIDs of the claims that files of ours are there for."""
+        prefix, suffix = spec.file_name(self._driver, "*").split("*")
+        specs = self._cdi_dir.glob(f"{prefix}*{suffix}")
+        found = {path.name.removeprefix(prefix).removesuffix(suffix) for path in specs}
+        if self._metadata_dir.is_dir():
+            found |= {path.name for path in self._metadata_dir.iterdir()}
+        return found
 
     def remove(self, claim_uid: str) -> None:
         files.remove(self._spec_file(claim_uid))
@@ -54,6 +75,9 @@ class RuntimeFiles:
             # the vendor's first: its hooks set up what ours only adds to
             ids[device.device] = [*device.vendor_cdi_ids, *own]
         return ids
+
+    def _spec(self, entry: Entry) -> dict[str, Any]:
+        return spec.render(self._driver, self._cdi_devices(entry))
 
     def _cdi_devices(self, entry: Entry) -> list[spec.CdiDevice]:
         devices = []

@@ -10,14 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
-from railmate.attach.model import MoveRequest, NetdevReturn, ReturnRequest, ReturnState
-from railmate.attach.netdev import attach_all, return_all, snapshot
+from railmate.attach.netdev import snapshot
+from railmate.claims.attachments import Attachments, Sandbox, attempt
 from railmate.claims.ledger import Ledger
 from railmate.claims.plan import (
     ClaimError,
@@ -29,7 +28,7 @@ from railmate.claims.plan import (
     refuse_shared_nic,
     reserved_pods,
 )
-from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedDevice
+from railmate.claims.records import ClaimRef, Entry, PreparedDevice
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.errors import RailmateError
 
@@ -39,16 +38,6 @@ log = logging.getLogger(__name__)
 #: and asks again only after 60-90 s when it fails, so waiting is the shorter way.
 PREPARE_PATIENCE = 30.0
 _POLL = 0.25  # another instance of the driver may free a device; only looking tells
-
-
-@dataclass(frozen=True, slots=True)
-class Sandbox:
-    """A pod's sandbox as the runtime names it. ``netns`` is None on the host network."""
-
-    id: str
-    pod_uid: str
-    pod: str  # namespace/name
-    netns: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +52,47 @@ class ClaimsApi(Protocol):
     def get_claim(self, namespace: str, name: str) -> dict[str, Any]: ...
 
 
+class ClaimObserver:
+    """Hears what became of claims. Called under the ledger's lock, so it must not block. This one ignores it."""
+
+    def attached(self, entry: Entry) -> None:
+        """The claim's netdevs are in its pod."""
+
+    def released(self, claim: ClaimRef) -> None:
+        """Nothing of the claim is left on the node."""
+
+
 class _NotYetError(RailmateError):
     """Cannot be done now; will pass by itself."""
 
 
 class ClaimState:
     def __init__(
-        self, api: ClaimsApi, node: NodeView, ledger: Ledger, runtime_files: RuntimeFiles, boot_id: str
+        self,
+        api: ClaimsApi,
+        node: NodeView,
+        ledger: Ledger,
+        runtime_files: RuntimeFiles,
+        boot_id: str,
+        observer: ClaimObserver | None = None,
     ) -> None:
         self._api, self._node, self._ledger, self._files = api, node, ledger, runtime_files
+        self._observer = observer or ClaimObserver()
+        self.moves = Attachments(node.driver, ledger, self._observer.attached)
         self._boot_id = boot_id
         self._freed = threading.Event()
+
+    def update(self, node: NodeView) -> None:
+        """The machine has changed; claims that are prepared keep what they have."""
+        self._node = node
+
+    def held(self) -> dict[str, ClaimRef]:
+        """PCI addresses of all hardware that claims hold, and whose it is."""
+        with self._ledger.locked():
+            return {part: entry.claim for entry in self._ledger.entries().values() for part in entry.hardware}
+
+    def held_addresses(self) -> Set[str]:
+        return self.held().keys()
 
     # --- the kubelet's verbs
     def prepare(self, ref: ClaimRef, patience: float = PREPARE_PATIENCE) -> PreparedClaim:
@@ -108,10 +127,11 @@ class ClaimState:
         with self._ledger.locked():
             entry = self._ledger.get(ref.uid)
             if entry is not None:
-                self._detach(entry, "the claim is no longer used")
+                self.moves.detach(entry, "the claim is no longer used")
             self._ledger.close_gate(ref.uid)
             self._files.remove(ref.uid)
             self._ledger.drop(ref.uid)
+            self._observer.released(ref)
         self._freed.set()
         log.info("%s (%s): unprepared", ref, ref.uid)
 
@@ -125,10 +145,10 @@ class ClaimState:
             mine = [e for e in self._ledger.entries().values() if sandbox.pod_uid in e.pods and e.nics]
             try:
                 for entry in mine:
-                    self._attach(entry, sandbox)
+                    self.moves.attach(entry, sandbox)
             except Exception:
-                self._attempt(
-                    partial(self._detach_all, sandbox.id, "another NIC of its pod cannot be attached")
+                attempt(
+                    partial(self.moves.detach_all, sandbox.id, "another NIC of its pod cannot be attached")
                 )
                 raise
 
@@ -136,7 +156,7 @@ class ClaimState:
         """The sandbox ends: bring home what it holds. One failure does not stop the rest; the first is raised."""
         try:
             with self._ledger.locked():
-                self._detach_all(sandbox_id, "the sandbox ends")
+                self.moves.detach_all(sandbox_id, "the sandbox ends")
         finally:
             self._freed.set()
 
@@ -151,7 +171,7 @@ class ClaimState:
                         f"{self._node.pool}. Delete the pod; its successor's claim is prepared afresh."
                     )
                 if entry.nics and not entry.attached_to(sandbox.id):
-                    raise RailmateError(self._why_not_attached(entry, sandbox))
+                    raise RailmateError(self.moves.why_not(entry, sandbox))
 
     def synchronize(self, live: Sequence[Sandbox]) -> None:
         """After a (re)connect to the runtime: take back what sits in sandboxes that are gone, attach what
@@ -160,11 +180,11 @@ class ClaimState:
         with self._ledger.locked():
             for entry in self._ledger.entries().values():
                 if entry.attachment is not None and entry.attachment.sandbox not in alive:
-                    self._attempt(partial(self._detach, entry, "its sandbox is gone"))
+                    attempt(partial(self.moves.detach, entry, "its sandbox is gone"))
             for sandbox in live:
                 for entry in self._ledger.entries().values():
                     if sandbox.pod_uid in entry.pods and entry.nics and not entry.attached_to(sandbox.id):
-                        self._attempt(partial(self._attach, entry, sandbox))
+                        attempt(partial(self.moves.attach, entry, sandbox))
         self._freed.set()
 
     # --- prepare
@@ -175,7 +195,7 @@ class ClaimState:
         entry = self._still_valid(known, claim, ref) if known else None
         if entry is None:
             if known is not None and known.boot_id == self._boot_id:
-                self._detach(known, "its allocation has changed")
+                self.moves.detach(known, "its allocation has changed")
             self._ledger.close_gate(ref.uid)  # a marker from before a reboot says nothing
             entry = self._new_entry(claim, ref, entries)
             self._ledger.put(entry)
@@ -201,7 +221,7 @@ class ClaimState:
             return known
         refuse_shared_nic(ref, pods, known.devices)
         if known.attachment is not None and known.attachment.pod_uid not in pods:
-            known = self._detach(known, "its pod is gone")
+            known = self.moves.detach(known, "its pod is gone")
         entry = replace(known, pods=pods)
         self._ledger.put(entry)
         return entry
@@ -245,101 +265,3 @@ class ClaimState:
     def _taken_interfaces(self, claim: Mapping[str, Any], others: Mapping[str, Entry]) -> set[str]:
         pods = {user["uid"] for user in claim.get("status", {}).get("reservedFor", [])}
         return {nic.interface for other in others.values() if pods & set(other.pods) for nic in other.nics}
-
-    # --- attach and detach of one claim
-    def _attach(self, entry: Entry, sandbox: Sandbox) -> None:
-        uid = entry.claim.uid
-        if entry.attached_to(sandbox.id):
-            self._ledger.open_gate(uid, sandbox.id)
-            return
-        if entry.attachment is not None:
-            if entry.attachment.pod_uid != sandbox.pod_uid:
-                raise RailmateError(self._why_not_attached(entry, sandbox))
-            entry = self._detach(entry, "its pod has a new sandbox")
-        netns = str(sandbox.netns) if sandbox.netns else None
-        attachment = Attachment(sandbox.id, sandbox.pod_uid, sandbox.pod, netns)
-        requests = [MoveRequest(nic.snapshot, nic.interface) for nic in entry.nics if nic.snapshot]
-        if sandbox.netns is not None and requests:
-            # Noted before the move: if this process ends between the two, the next one knows where to look.
-            self._ledger.put(entry.with_attachment(attachment), durable=False)
-            try:
-                attachment = replace(attachment, netdevs=tuple(attach_all(requests, sandbox.netns)))
-            except RailmateError as error:
-                self._ledger.put(entry.with_attachment(None), durable=False)
-                raise RailmateError(
-                    f"{self._node.driver}: the NIC of {entry.claim} cannot be attached to pod {sandbox.pod}: {error}"
-                ) from error
-        self._ledger.put(entry.with_attachment(replace(attachment, complete=True)), durable=False)
-        self._ledger.open_gate(uid, sandbox.id)
-        moved = ", ".join(f"{request.snapshot.name} as {request.name}" for request in requests)
-        log.info(
-            "%s: attached to %s: %s", entry.claim, sandbox.pod, moved if sandbox.netns else "host network"
-        )
-
-    def _detach_all(self, sandbox_id: str, why: str) -> None:
-        errors: list[RailmateError] = []
-        for entry in self._ledger.entries().values():
-            if entry.attachment is not None and entry.attachment.sandbox == sandbox_id:
-                try:
-                    self._detach(entry, why)
-                except RailmateError as error:
-                    errors.append(error)
-        if errors:
-            raise errors[0]
-
-    def _detach(self, entry: Entry, why: str) -> Entry:
-        """Close the gate, then bring the netdevs home. Returns the entry without attachment."""
-        self._ledger.close_gate(entry.claim.uid)
-        attachment = entry.attachment
-        if attachment is None:
-            return entry
-        if attachment.netns is not None:
-            in_pod = {netdev.pci_address: netdev for netdev in attachment.netdevs}
-            requests = [
-                ReturnRequest(nic.snapshot, in_pod.get(nic.address)) for nic in entry.nics if nic.snapshot
-            ]
-            self._report(entry, return_all(requests, Path(attachment.netns)), why)
-        entry = entry.with_attachment(None)
-        self._ledger.put(entry, durable=False)
-        return entry
-
-    def _report(self, entry: Entry, returned: Sequence[NetdevReturn], why: str) -> None:
-        """Log what became of the netdevs. Raises RailmateError when one is still in the pod."""
-        for one in returned:
-            for problem in one.problems:
-                log.warning("%s: %s: %s", entry.claim, one.pci_address, problem)
-            if one.state is ReturnState.LOST:
-                log.warning(
-                    "%s: the netdev of %s is neither in the pod nor on the node; the kernel may still bring it back",
-                    entry.claim, one.pci_address,
-                )  # fmt: skip
-        stuck = [one.pci_address for one in returned if one.state is ReturnState.FAILED]
-        if stuck:
-            raise RailmateError(
-                f"{entry.claim}: the netdev of {', '.join(stuck)} is still in the pod and could not be taken back; "
-                "see the log above for the cause. It is tried again."
-            )
-        states = ", ".join(f"{one.pci_address} {one.state}" for one in returned)
-        log.info("%s: detached (%s): %s", entry.claim, why, states)
-
-    def _why_not_attached(self, entry: Entry, sandbox: Sandbox) -> str:
-        at = entry.attachment
-        if sandbox.pod_uid not in entry.pods or (at is not None and at.pod_uid != sandbox.pod_uid):
-            where = f"is in pod {at.pod}" if at is not None else "was prepared for another pod"
-            return (
-                f"{self._node.driver}: the NIC of {entry.claim} {where}, and a NIC can be in one pod only. "
-                f"Give pod {sandbox.pod} a claim of its own through a ResourceClaimTemplate."
-            )
-        return (
-            f"{self._node.driver}: the NIC of {entry.claim} is not attached to pod {sandbox.pod} yet; "
-            "the container starts by itself once it is."
-        )
-
-    @staticmethod
-    def _attempt(verb: Callable[[], object]) -> None:
-        try:
-            verb()
-        except RailmateError as error:
-            log.warning("%s", error)
-        except Exception:
-            log.exception("unexpected error; going on with the rest")

@@ -8,6 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
+from railmate.cli.overrides import add_override_flags, override_from
 from railmate.cli.topology import default_proc_root
 from railmate_api.attributes import DRIVER_NAME
 
@@ -31,6 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--driver-name", default=DRIVER_NAME, help="the driver name to write")
     add("--share-pair-vfs", action="store_true", help="offer the VF of a pair alone as well")
     add("-o", "--output", choices=["yaml", "json"], default="yaml", help="format")
+    add_override_flags(parser)
     parser.set_defaults(run=run)
 
 
@@ -43,8 +45,9 @@ def run(args: argparse.Namespace) -> int:
     from railmate.topology.analyze import analyze
 
     check_names(args.driver_name, args.node_name)
+    override = override_from(args.override, args.roles)
     inventory = scan(args.sysfs_root, args.proc_root or default_proc_root(args.sysfs_root))
-    topology = analyze(inventory)
+    topology = analyze(inventory, override)
     for sentence in (*inventory.warnings, *topology.notes):
         print(f"railmate: {sentence}", file=sys.stderr)
     offer = build_offer(inventory, topology, OfferOptions(share_pair_vfs=args.share_pair_vfs))

@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from railmate.cli.overrides import add_override_flags, override_from
 from railmate.errors import UsageError
 from railmate.inventory.scan import scan
 from railmate.topology.analyze import analyze
@@ -35,14 +36,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="DIR",
         help="read DIR in place of /proc (default: proc beside a --sysfs-root that is named sys, else /proc)",
     )
+    add_override_flags(parser)
     parser.add_argument("-o", "--output", choices=_FORMATS, default="table", help="default: table")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the topology; what could not be read goes to stderr, a line a file. Raises UsageError."""
+    override = override_from(args.override, args.roles)
     inventory = scan(args.sysfs_root, args.proc_root or default_proc_root(args.sysfs_root))
-    topology = analyze(inventory)
+    topology = analyze(inventory, override)
     for warning in inventory.warnings:
         print(f"railmate topology: {warning}", file=sys.stderr)
     if args.output == "json":

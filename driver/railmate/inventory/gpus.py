@@ -7,6 +7,8 @@ import os
 import re
 from collections.abc import Mapping
 
+from railmate.inventory.drm import read_gpu, with_nodes
+from railmate.inventory.kfd import KfdNode, read_nodes
 from railmate.inventory.model import Gpu, GpuVendor, PciFunction
 from railmate.inventory.pci import Found
 from railmate.inventory.reader import Reader
@@ -70,8 +72,23 @@ def read_gpus(found: list[Found], sysfs_root: str, proc_root: str, reader: Reade
         if vendor is GpuVendor.NVIDIA:
             gpus.append(_nvidia(entry.function, versions[vendor], proc_root, reader))
         else:
-            gpus.append(_drm(vendor, entry, versions[vendor], reader))
+            gpus.append(read_gpu(vendor, entry, versions[vendor], reader))
+    if any(gpu.vendor is GpuVendor.AMD for gpu in gpus):
+        gpus = _with_compute_nodes(gpus, sysfs_root, reader)
     return tuple(gpus)
+
+
+def _with_compute_nodes(gpus: list[Gpu], sysfs_root: str, reader: Reader) -> list[Gpu]:
+    addresses = frozenset(gpu.address for gpu in gpus if gpu.vendor is GpuVendor.AMD)
+    nodes: dict[str, list[KfdNode]] = {}
+    for node in read_nodes(sysfs_root, reader):
+        address = node.address(addresses)
+        if address is None:
+            place = f"{sysfs_root}/class/kfd/kfd/topology/nodes/{node.number}/properties"
+            reader.warn(place, "names a PCI address that is no AMD GPU's; left out")
+        else:
+            nodes.setdefault(address, []).append(node)
+    return [with_nodes(gpu, nodes.get(gpu.address, ()), sysfs_root, reader) for gpu in gpus]
 
 
 def _driver_version(
@@ -119,27 +136,3 @@ def _nvidia(function: PciFunction, version: str | None, proc_root: str, reader: 
 
 def nvidia_architecture(device: int) -> str | None:
     return next((name for first, last, name in _NVIDIA_ARCHITECTURES if first <= device <= last), None)
-
-
-def _drm(vendor: GpuVendor, entry: Found, version: str | None, reader: Reader) -> Gpu:
-    """GPUs whose driver is a DRM driver: one card and one render node, and amdgpu's own attributes."""
-    nodes = reader.names(f"{entry.directory}/drm") if "drm" in entry.entries else []
-    render = [node for node in nodes if re.fullmatch(r"renderD\d+", node)]
-    cards = [node for node in nodes if re.fullmatch(r"card\d+", node)]
-
-    def text(attribute: str) -> str | None:
-        return (reader.text(f"{entry.directory}/{attribute}") or None) if attribute in entry.entries else None
-
-    memory = None
-    if "mem_info_vram_total" in entry.entries:
-        memory = reader.number(f"{entry.directory}/mem_info_vram_total")
-    return Gpu(
-        function=entry.function,
-        vendor=vendor,
-        device_nodes=tuple(f"dri/{node}" for node in (*render, *cards)),
-        index=int(render[0].removeprefix("renderD")) if render else None,
-        uuid=text("unique_id"),
-        product=text("product_name"),
-        driver_version=version,
-        memory_bytes=memory,
-    )

@@ -1,40 +1,81 @@
+# Paths are strings here: a scan reads thousands of files, and pathlib takes several times longer.
 """Network interfaces of a PCI function (kernel Documentation/ABI/testing/sysfs-class-net)."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from railmate.inventory.model import Netdev
+from railmate.inventory.model import Bond, Netdev, PciFunction
 from railmate.inventory.reader import Reader
 
 _LINK_TYPES = {1: "ether", 32: "infiniband"}  # ARPHRD_ETHER, ARPHRD_INFINIBAND (linux/if_arp.h)
+_VIRTIO = re.compile(r"virtio[0-9]+")
+_MAC = re.compile(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2})*")
+_OPERSTATE = re.compile(r"unknown|notpresent|down|lowerlayerdown|testing|dormant|up")
+_UNKNOWN_SPEED = (-1, 0, 0xFFFFFFFF)  # SPEED_UNKNOWN, which some kernels print without its sign
 
 
 def read_netdevs(directory: str, entries: frozenset[str], reader: Reader) -> tuple[Netdev, ...]:
-    if "net" not in entries:
-        return ()
-    return tuple(_read(f"{directory}/net/{name}", name, reader) for name in reader.names(f"{directory}/net"))
+    """The function's netdevs, its own before the representors of its VFs.
+
+    virtio-net's are children of the virtio device, which is a child of the function.
+    """
+    parents = [directory] if "net" in entries else []
+    for entry in sorted(entries):
+        if _VIRTIO.fullmatch(entry) and os.path.isdir(f"{directory}/{entry}/net"):
+            parents.append(f"{directory}/{entry}")
+    found = [(f"{parent}/net", name) for parent in parents for name in reader.names(f"{parent}/net")]
+    netdevs = [_read(f"{place}/{name}", name, len(found) > 1, reader) for place, name in found]
+    return tuple(sorted(netdevs, key=lambda netdev: netdev.is_representor))
 
 
-def _read(directory: str, name: str, reader: Reader) -> Netdev:
+def _read(directory: str, name: str, has_siblings: bool, reader: Reader) -> Netdev:
     held = frozenset(reader.names(directory))
 
-    def number(attribute: str) -> int | None:
-        return reader.number(f"{directory}/{attribute}") if attribute in held else None
+    def number(attribute: str, among: range) -> int | None:
+        return reader.number(f"{directory}/{attribute}", among=among) if attribute in held else None
 
-    def text(attribute: str) -> str | None:
-        return (reader.text(f"{directory}/{attribute}") or None) if attribute in held else None
+    def word(attribute: str, pattern: re.Pattern[str] | None = None) -> str | None:
+        return reader.word(f"{directory}/{attribute}", pattern) if attribute in held else None
 
-    speed = number("speed")
+    speed = number("speed", range(-1, 1 << 32))
     return Netdev(
         name=name,
-        mac=text("address"),
-        mtu=number("mtu"),
-        speed=speed if speed is not None and speed > 0 else None,  # -1: the link is down
-        operstate=text("operstate"),
-        link_type=_LINK_TYPES.get(number("type") or 0),
+        mac=word("address", _MAC),
+        mtu=number("mtu", range(1 << 31)),
+        speed=None if speed in _UNKNOWN_SPEED else speed,
+        operstate=word("operstate", _OPERSTATE),
+        link_type=_LINK_TYPES.get(number("type", range(1 << 16)) or 0),
+        master=reader.link(f"{directory}/master") if "master" in held else None,
+        port_name=word("phys_port_name") if has_siblings else None,
     )
+
+
+def find_bonds(functions: Mapping[str, PciFunction], sysfs_root: str) -> tuple[Bond, ...]:
+    """Bonds over the functions' netdevs, by name; other masters (bridges, VRFs) are not bonds."""
+    members: dict[str, list[tuple[str, str]]] = {}
+    for address, function in functions.items():
+        for netdev in function.netdevs:
+            if netdev.master is not None:
+                members.setdefault(netdev.master, []).append((netdev.name, address))
+    return tuple(
+        Bond(
+            name=name,
+            netdevs=tuple(netdev for netdev, _ in ports),
+            functions=(addresses := tuple(dict.fromkeys(address for _, address in ports))),
+            rdma_devices=tuple(d.name for address in addresses for d in functions[address].rdma_devices),
+        )
+        for name, ports in sorted(members.items())
+        if os.path.isdir(f"{sysfs_root}/class/net/{name}/bonding")
+    )
+
+
+def names_of(functions: Iterable[PciFunction]) -> dict[str, str]:
+    """Interface name -> address of its function."""
+    return {netdev.name: function.address for function in functions for netdev in function.netdevs}
 
 
 def netdev_of(sysfs_root: Path, address: str) -> str | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from railmate.errors import UsageError
 from railmate.inventory.address import is_address
 from railmate.inventory.model import PciFunction
 from railmate.inventory.reader import Reader
 
-_VIRTFN = re.compile(r"virtfn(\d+)")
+_VIRTFN = re.compile(r"virtfn([0-9]{1,5})")
 _MAX_VFS = 65536
 _NEXT_STEP = "Give --sysfs-root a directory that is laid out as /sys is."
 _NVIDIA_NETWORKING = 0x15B3
@@ -28,6 +30,7 @@ class Found:
     function: PciFunction
     directory: str
     entries: frozenset[str]
+    vf_indices: Mapping[str, int] = field(default_factory=dict)  # by address of the VF, on a PF
 
 
 def find_functions(sysfs_root: str, reader: Reader) -> list[Found]:
@@ -61,11 +64,12 @@ def _find(sysfs_root: str, listing: str, name: str, reader: Reader) -> Found | N
     except OSError as error:
         reader.warn(link, f"leads nowhere ({error.strerror}: {directory}); left out")
         return None
-    function = _read(name, path, directory, entries, reader)
+    indices = _vf_indices(directory, entries, reader)
+    function = _read(name, path, directory, entries, tuple(indices), reader)
     if "physfn" in entries and function.physical_function is None:
         reader.warn(link, "is a VF of an unknown function; left out")
         return None
-    return Found(function, directory, entries)
+    return Found(function, directory, entries, indices)
 
 
 def _device_path(link: str, name: str, reader: Reader) -> tuple[str, ...] | None:
@@ -87,7 +91,12 @@ def _device_path(link: str, name: str, reader: Reader) -> tuple[str, ...] | None
 
 
 def _read(
-    name: str, path: tuple[str, ...], directory: str, entries: frozenset[str], reader: Reader
+    name: str,
+    path: tuple[str, ...],
+    directory: str,
+    entries: frozenset[str],
+    virtual_functions: tuple[str, ...],
+    reader: Reader,
 ) -> PciFunction:
     def hexadecimal(attribute: str, bits: int) -> int:
         value = reader.number(f"{directory}/{attribute}", 16, range(1 << bits))
@@ -115,7 +124,7 @@ def _read(
         iommu_group=_iommu_group(directory, entries, reader),
         driver=reader.link(f"{directory}/driver") if "driver" in entries else None,
         physical_function=_address(f"{directory}/physfn", reader) if "physfn" in entries else None,
-        virtual_functions=_virtual_functions(directory, entries, reader),
+        virtual_functions=virtual_functions,
         max_virtual_functions=(
             reader.number(f"{directory}/sriov_totalvfs", among=range(_MAX_VFS)) or 0
             if "sriov_totalvfs" in entries
@@ -130,7 +139,10 @@ def _iommu_group(directory: str, entries: frozenset[str], reader: Reader) -> int
     if "iommu_group" not in entries:
         return None
     group = reader.link(f"{directory}/iommu_group")
-    if group is None or not group.isdecimal():
+    if group is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}", group):
+        reader.warn(f"{directory}/iommu_group", f"leads to {group[:40]!r}, which is no group's number")
         return None
     return int(group)
 
@@ -143,13 +155,15 @@ def _address(link: str, reader: Reader) -> str | None:
     return target
 
 
-def _virtual_functions(directory: str, entries: frozenset[str], reader: Reader) -> tuple[str, ...]:
-    indices = sorted(int(match[1]) for entry in entries if (match := _VIRTFN.fullmatch(entry)))
-    if indices != list(range(len(indices))):
-        reader.warn(f"{directory}/virtfn*", f"numbers have gaps ({indices[:8]}); VFs left out")
-        return ()
-    addresses = [_address(f"{directory}/virtfn{index}", reader) for index in indices]
-    if None in addresses:
-        reader.warn(f"{directory}/virtfn*", "not all lead to a PCI function; VFs left out")
-        return ()
-    return tuple(address for address in addresses if address is not None)
+def _vf_indices(directory: str, entries: frozenset[str], reader: Reader) -> dict[str, int]:
+    """VF index by address, in the order of indices. A link that makes no sense loses its own VF only."""
+    links = sorted((int(match[1]), entry) for entry in entries if (match := _VIRTFN.fullmatch(entry)))
+    if not links:
+        return {}
+    targets = {index: _address(f"{directory}/{entry}", reader) for index, entry in links}
+    times = Counter(targets.values())
+    for index, entry in links:
+        target = targets[index]
+        if target is not None and times[target] > 1:
+            reader.warn(f"{directory}/{entry}", f"leads to {target}, and so does another; both left out")
+    return {target: index for index, target in targets.items() if target is not None and times[target] == 1}

@@ -5,17 +5,34 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from railmate.inventory.address import is_address
-from railmate.inventory.model import Netdev, RdmaDevice
+from railmate.inventory.model import RdmaDevice
 from railmate.inventory.reader import Reader
 
 _NO_GUID = "0000:0000:0000:0000"
+_GUID = re.compile(r"[0-9a-f]{4}(:[0-9a-f]{4}){3}")
+_STATE = re.compile(r"[0-9]+: *([A-Z_]+)")
+_RATE = re.compile(r"([0-9]+)(\.[0-9]+)? Gb/sec.*")
+_LINK_LAYERS = ("InfiniBand", "Ethernet")
+_NO_LINK_LAYER = ("Unknown", "Unspecified")  # what EFA, which is neither, shows
+_MOST_GIDS_TRIED = 32
+_CHAR_DEVICES = ("uverbs", "umad", "issm")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassDevice:
+    """An RDMA device that sysfs does not show directly below a PCI function, and where it belongs."""
+
+    owner: str  # address of the function
+    subfunction: str | None  # name of the auxiliary device when it is a subfunction's
+    device: RdmaDevice
 
 
 def read_rdma_devices(directory: str, entries: frozenset[str], reader: Reader) -> tuple[RdmaDevice, ...]:
-    """The RDMA devices whose parent is this function."""
+    """The RDMA devices whose parent is this function, or this subfunction."""
     if "infiniband" not in entries:
         return ()
     names = reader.names(f"{directory}/infiniband")
@@ -30,71 +47,109 @@ def read_rdma_devices(directory: str, entries: frozenset[str], reader: Reader) -
 def read_device(
     directory: str, name: str, verbs: Iterable[str], mad: Iterable[str], reader: Reader
 ) -> RdmaDevice:
+    held = frozenset(reader.names(directory))
     port = f"{directory}/ports/1"
-    held = frozenset(reader.names(port)) if os.path.isdir(port) else frozenset()
-    guid = reader.text(f"{directory}/node_guid")
+    port_held = frozenset(reader.names(port)) if "ports" in held and os.path.isdir(port) else frozenset()
+
+    def guid(attribute: str) -> str | None:
+        value = reader.word(f"{directory}/{attribute}", _GUID) if attribute in held else None
+        return None if value == _NO_GUID else value
+
     mad = tuple(mad)
     return RdmaDevice(
         name=name,
-        link_layer=(reader.text(f"{port}/link_layer") or None) if "link_layer" in held else None,
-        state=_state(reader.text(f"{port}/state")) if "state" in held else None,
-        rate=_rate(f"{port}/rate", reader) if "rate" in held else None,
-        node_guid=None if guid in (None, "", _NO_GUID) else guid,
+        link_layer=_link_layer(f"{port}/link_layer", reader) if "link_layer" in port_held else None,
+        state=_part(f"{port}/state", _STATE, reader) if "state" in port_held else None,
+        rate=_rate(f"{port}/rate", reader) if "rate" in port_held else None,
+        node_guid=guid("node_guid"),
+        sys_image_guid=guid("sys_image_guid"),
         uverbs=tuple(verbs),
         umad=tuple(node for node in mad if node.startswith("umad")),
         issm=tuple(node for node in mad if node.startswith("issm")),
     )
 
 
-def soft_devices(
+def class_devices(
     sysfs_root: str,
-    known: Iterable[str],
+    known: Iterable[RdmaDevice],
     netdevs: Mapping[str, str],
     addresses: Mapping[str, object],
+    ask_kernel: Callable[[], Mapping[str, str]],
     reader: Reader,
-) -> list[tuple[str, RdmaDevice]]:
-    """RDMA devices that sysfs does not show below a PCI function, with the function they belong to.
+) -> list[ClassDevice]:
+    """RDMA devices of ``<sysfs>/class/infiniband`` that are not among ``known``, with their functions.
 
-    Soft RoCE and subfunctions: the class link tells the function, else ``parent`` or the GID table
-    name the netdev. ``netdevs`` maps interface names to addresses.
+    The way of the class link or of ``device`` tells a function or a subfunction. Soft RoCE and soft
+    iWARP name a netdev: in ``parent``, in the GID table, or else over RDMA netlink (``ask_kernel``:
+    RDMA device -> netdev; called only when needed). ``netdevs`` maps netdevs to addresses. A device
+    that runs over something else, such as ``lo``, belongs to no function and is left out.
     """
     listing = f"{sysfs_root}/class/infiniband"
     if not os.path.isdir(listing):  # absent without any RDMA driver
         return []
-    left = [name for name in reader.names(listing) if name not in set(known)]
+    known = tuple(known)
+    seen = {device.name for device in known}
+    left = [name for name in reader.names(listing) if name not in seen]
     if not left:
         return []
-    verbs_class = f"{sysfs_root}/class/infiniband_verbs"
-    has_verbs = os.path.isdir(verbs_class)
-    verbs = _by_ibdev(verbs_class, reader.names(verbs_class) if has_verbs else [], set(left), reader)
+    taken = {node for device in known for node in device.char_devices}
+    nodes = {}
+    for group in ("infiniband_verbs", "infiniband_mad"):
+        directory = f"{sysfs_root}/class/{group}"
+        if os.path.isdir(directory):
+            free = [node for node in reader.names(directory) if node not in taken]
+            nodes[group] = _by_ibdev(directory, free, set(left), reader)
+    asked: Mapping[str, str] | None = None
     found = []
     for name in left:
         directory = f"{listing}/{name}"
         if not os.path.isdir(directory):
             reader.warn(directory, "leads nowhere; left out")
             continue
-        owner = _owner(directory, netdevs, addresses, reader)
+        owner, subfunction = _by_path(directory, addresses)
+        if owner is None:
+            owner = _by_netdev(directory, netdevs, reader)
+        if owner is None:
+            if asked is None:
+                asked = ask_kernel()
+            owner = netdevs.get(asked.get(name, ""))
         if owner is not None:
-            found.append((owner, read_device(directory, name, verbs.get(name, ()), (), reader)))
+            verbs, mad = (nodes.get(g, {}).get(name, ()) for g in ("infiniband_verbs", "infiniband_mad"))
+            found.append(ClassDevice(owner, subfunction, read_device(directory, name, verbs, mad, reader)))
     return found
 
 
-def _owner(
-    directory: str, netdevs: Mapping[str, str], addresses: Mapping[str, object], reader: Reader
-) -> str | None:
-    try:
-        target = os.readlink(directory).split("/")
-    except OSError:
-        target = []
-    for part in reversed(target):
-        if is_address(part) and part in addresses:
-            return part
-    for attribute in ("parent", "ports/1/gid_attrs/ndevs/0"):
-        path = f"{directory}/{attribute}"
-        if os.path.isfile(path):
-            netdev = reader.text(path)
-            if netdev is not None and netdev in netdevs:
-                return netdevs[netdev]
+def _by_path(directory: str, addresses: Mapping[str, object]) -> tuple[str | None, str | None]:
+    """The function, and the subfunction's auxiliary device, that the links lead through."""
+    for link in (directory, f"{directory}/device"):
+        try:
+            parts = os.readlink(link).split("/")
+        except OSError:
+            continue  # no link: a soft device has no parent, a copied tree has directories
+        for position in reversed(range(len(parts))):
+            if is_address(parts[position]) and parts[position] in addresses:
+                below = parts[position + 1] if position + 1 < len(parts) else ""
+                return parts[position], below if is_subfunction(below) else None
+    return None, None
+
+
+def is_subfunction(entry: str) -> bool:
+    """Whether an entry of a function's directory is a subfunction's auxiliary device (``mlx5_core.sf.4``)."""
+    return re.fullmatch(r"\w+\.sf\.[0-9]+", entry) is not None
+
+
+def _by_netdev(directory: str, netdevs: Mapping[str, str], reader: Reader) -> str | None:
+    parent = f"{directory}/parent"
+    if os.path.isfile(parent):
+        name = reader.word(parent)
+        if name is not None and name in netdevs:
+            return netdevs[name]
+    table = f"{directory}/ports/1/gid_attrs/ndevs"
+    if os.path.isdir(table):
+        for index in sorted(reader.names(table), key=_natural)[:_MOST_GIDS_TRIED]:
+            name = reader.word(f"{table}/{index}")  # an empty slot is no error
+            if name is not None and name in netdevs:
+                return netdevs[name]
     return None
 
 
@@ -103,9 +158,9 @@ def _char_devices(
 ) -> Mapping[str, tuple[str, ...]]:
     if not present:
         return {}
-    nodes = sorted(reader.names(directory), key=_natural)
+    nodes = [node for node in reader.names(directory) if node.startswith(_CHAR_DEVICES)]
     if len(devices) == 1:  # the usual case; spares a file a node
-        return {devices[0]: tuple(nodes)}
+        return {devices[0]: tuple(sorted(nodes, key=_natural))}
     return _by_ibdev(directory, nodes, set(devices), reader)
 
 
@@ -114,10 +169,10 @@ def _by_ibdev(
 ) -> Mapping[str, tuple[str, ...]]:
     result: dict[str, tuple[str, ...]] = {}
     for node in sorted(nodes, key=_natural):
-        if not node.startswith(("uverbs", "umad", "issm")):
+        if not node.startswith(_CHAR_DEVICES):
             continue
-        device = reader.text(f"{directory}/{node}/ibdev")
-        if device in wanted:
+        device = reader.word(f"{directory}/{node}/ibdev")
+        if device is not None and device in wanted:
             result[device] = (*result.get(device, ()), node)
     return result
 
@@ -127,23 +182,23 @@ def _natural(name: str) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (name, 0)
 
 
-def _state(text: str | None) -> str | None:
-    """``4: ACTIVE`` -> ``ACTIVE``."""
-    return text.rpartition(":")[2].strip() or None if text else None
+def _link_layer(path: str, reader: Reader) -> str | None:
+    text = reader.word(path)
+    if text is None or text in _LINK_LAYERS:
+        return text
+    if text not in _NO_LINK_LAYER:
+        reader.warn(path, f"holds {text[:40]!r}, which is no link layer")
+    return None
+
+
+def _part(path: str, pattern: re.Pattern[str], reader: Reader) -> str | None:
+    """The first group of what a file holds: ``4: ACTIVE`` -> ``ACTIVE``."""
+    text = reader.word(path, pattern)
+    match = pattern.fullmatch(text) if text else None
+    return match[1] if match else None
 
 
 def _rate(path: str, reader: Reader) -> int | None:
     """``200 Gb/sec (4X HDR)`` -> 200."""
-    text = reader.text(path)
-    if text is None:
-        return None
-    match = re.match(r"(\d+)(\.\d+)? Gb/sec", text)
-    if match is None:
-        reader.warn(path, f"should hold a rate in Gb/sec, holds {text[:40]!r}")
-        return None
-    return int(match[1])
-
-
-def names_of(netdevs: Iterable[tuple[str, tuple[Netdev, ...]]]) -> dict[str, str]:
-    """Interface name -> address of its function."""
-    return {netdev.name: address for address, held in netdevs for netdev in held}
+    number = _part(path, _RATE, reader)
+    return int(number[:9]) if number else None

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Container
 
 _MAX_WARNINGS = 200
 # What a driver answers for an attribute that has no value right now: a link that is down has no
 # speed, an empty GID slot no GID.
 _NO_VALUE = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENODATA, errno.ENODEV}
+_WHOLE_NUMBER = re.compile(r"[+-]?(0[xX])?[0-9a-fA-F]+")  # int() takes more: "1_0", other scripts' digits
+_LONGEST_WORD = 256
 
 
 class Reader:
@@ -73,14 +76,27 @@ class Reader:
             self.warn(path, "holds no text")
             return None
 
+    def word(self, path: str, pattern: re.Pattern[str] | None = None) -> str | None:
+        """A value of one line; None when it is empty, when it is nothing a person could read, or when all
+        of it does not match ``pattern``."""
+        text = self.text(path)
+        if not text:
+            return None
+        if len(text) > _LONGEST_WORD or not text.isprintable() or (pattern and not pattern.fullmatch(text)):
+            self.warn(path, f"holds {text[:40]!r}, which makes no sense there")
+            return None
+        return text
+
     def number(self, path: str, base: int = 10, among: Container[int] | None = None) -> int | None:
         """A whole number; base 16 takes ``0x`` before it. ``among`` limits what makes sense."""
         text = self.text(path)
         if text is None:
             return None
         try:
-            value = int(text, base)
+            value = int(text, base) if _WHOLE_NUMBER.fullmatch(text) else None
         except ValueError:
+            value = None
+        if value is None:
             self.warn(path, f"should hold a number, holds {text[:40]!r}")
             return None
         if among is not None and value not in among:

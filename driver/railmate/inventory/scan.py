@@ -1,4 +1,7 @@
-"""The inventory of a machine, from sysfs and proc alone. Reads, never writes; each file at most once."""
+"""The inventory of a machine, from sysfs and proc. Reads, never writes; each file at most once.
+
+Vendor libraries only add to it.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,25 @@ from pathlib import Path
 from railmate.inventory.address import order
 from railmate.inventory.gpus import read_gpus
 from railmate.inventory.model import Inventory, Nic, PciFunction
-from railmate.inventory.net import read_netdevs
+from railmate.inventory.net import find_bonds, names_of, read_netdevs
+from railmate.inventory.nvml import Nvml, find_library, with_nvml
 from railmate.inventory.pci import Found, find_functions
-from railmate.inventory.rdma import names_of, read_rdma_devices, soft_devices
+from railmate.inventory.rdma import class_devices, is_subfunction, read_rdma_devices
+from railmate.inventory.rdmanetlink import netdevs_by_rdma_device
 from railmate.inventory.reader import Reader
+from railmate.inventory.subfunctions import rdma_devices_of, read_subfunction, with_device
 
+LIVE_SYSFS = "/sys"
 _NETWORK_CLASS = 0x02
 
 
-def scan(sysfs_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) -> Inventory:
+def scan(
+    sysfs_root: Path = Path("/sys"), proc_root: Path = Path("/proc"), nvml: Nvml | None = None
+) -> Inventory:
     """What the machine holds.
 
+    ``nvml`` says how to reach NVIDIA's library. Left out, it is asked where ``sysfs_root`` is the live
+    /sys; under any other root it would speak of another machine.
     Raises UsageError when there is no PCI tree at ``sysfs_root``. Anything else that is odd becomes
     a warning that names the file, and what it belongs to is left out or stays unknown.
     """
@@ -28,16 +39,26 @@ def scan(sysfs_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) -> In
     found = sorted(find_functions(sysfs, reader), key=lambda entry: order(entry.function.address))
     found = [_with_class_devices(entry, reader) for entry in found]
     functions = {entry.function.address: entry.function for entry in found}
-    _add_soft_devices(functions, sysfs, reader)
+    _add_class_devices(functions, sysfs, reader)
     _drop_lost_relations(functions, reader)
     found = [
         replace(e, function=functions[e.function.address]) for e in found if e.function.address in functions
     ]
     gpus = read_gpus(found, sysfs, proc, reader)
+    if nvml is None and sysfs == LIVE_SYSFS:
+        nvml = Nvml(find_library())
+    if nvml is not None:
+        gpus = with_nvml(gpus, nvml, proc, reader)
+    indices = {vf: index for entry in found for vf, index in entry.vf_indices.items()}
     return Inventory(
         functions=functions,
         gpus=gpus,
-        nics=tuple(_nic(function, functions) for function in functions.values() if _is_nic(function)),
+        nics=tuple(
+            Nic(function, None if function.physical_function is None else indices[function.address])
+            for function in functions.values()
+            if _is_nic(function)
+        ),
+        bonds=find_bonds(functions, sysfs),
         warnings=reader.warnings,
     )
 
@@ -45,43 +66,71 @@ def scan(sysfs_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) -> In
 def _with_class_devices(entry: Found, reader: Reader) -> Found:
     netdevs = read_netdevs(entry.directory, entry.entries, reader)
     rdma_devices = read_rdma_devices(entry.directory, entry.entries, reader)
-    if not netdevs and not rdma_devices:
+    parts = tuple(
+        read_subfunction(f"{entry.directory}/{name}", name, reader)
+        for name in entry.function.auxiliary
+        if is_subfunction(name)
+    )
+    if not netdevs and not rdma_devices and not parts:
         return entry
-    return replace(entry, function=replace(entry.function, netdevs=netdevs, rdma_devices=rdma_devices))
+    function = replace(entry.function, netdevs=netdevs, rdma_devices=rdma_devices, subfunctions=parts)
+    return replace(entry, function=function)
 
 
-def _add_soft_devices(functions: dict[str, PciFunction], sysfs: str, reader: Reader) -> None:
-    known = [device.name for function in functions.values() for device in function.rdma_devices]
-    netdevs = names_of((address, function.netdevs) for address, function in functions.items())
-    for address, device in soft_devices(sysfs, known, netdevs, functions, reader):
-        function = functions[address]
-        functions[address] = replace(function, rdma_devices=(*function.rdma_devices, device))
+def _add_class_devices(functions: dict[str, PciFunction], sysfs: str, reader: Reader) -> None:
+    known = [device for function in functions.values() for device in rdma_devices_of(function)]
+    netdevs = names_of(functions.values())
+    for found in class_devices(sysfs, known, netdevs, functions, lambda: _ask_kernel(sysfs, reader), reader):
+        function = functions[found.owner]
+        if found.subfunction is None:
+            devices = (*function.rdma_devices, found.device)
+            functions[found.owner] = replace(function, rdma_devices=devices)
+        else:
+            functions[found.owner] = with_device(function, found.subfunction, found.device)
+
+
+def _ask_kernel(sysfs: str, reader: Reader) -> dict[str, str]:
+    """Only the live /sys and netlink speak of the same machine."""
+    if sysfs != LIVE_SYSFS:
+        return {}
+    try:
+        return netdevs_by_rdma_device()
+    except OSError as error:
+        reader.warn("RDMA netlink", f"cannot be asked which netdevs RDMA devices run over ({error.strerror})")
+        return {}
 
 
 def _drop_lost_relations(functions: dict[str, PciFunction], reader: Reader) -> None:
-    """PF and VF must name each other, else neither is believed: a VF without a PF has no place."""
+    """PF and VF must name each other, else that VF is not believed: it has no index, or no place."""
+    listed = {address: frozenset(function.virtual_functions) for address, function in functions.items()}
     for address, function in list(functions.items()):
         pf = function.physical_function
-        if pf is not None and (pf not in functions or address not in functions[pf].virtual_functions):
+        if pf is not None and address not in listed.get(pf, ()):
             reader.warn(address, f"is a VF of {pf}, which does not list it; taken out of the inventory")
             del functions[address]
     for address, function in list(functions.items()):
-        for vf in function.virtual_functions:
-            if vf not in functions or functions[vf].physical_function != address:
-                reader.warn(address, f"lists {vf} as its VF, which does not say so; its VFs are left out")
-                functions[address] = replace(function, virtual_functions=())
-                for other in function.virtual_functions:
-                    if other in functions and functions[other].physical_function in (address, None):
-                        del functions[other]
-                break
+        lost = [vf for vf in function.virtual_functions if _owner(functions.get(vf)) != address]
+        for vf in lost:
+            reader.warn(address, f"lists {vf} as its VF, which does not say so; that VF is left out")
+            if vf in functions and _may_be_vf(functions[vf], function):
+                del functions[vf]  # must not pass for a physical function
+        if lost and address in functions:
+            kept = tuple(vf for vf in function.virtual_functions if vf not in lost)
+            functions[address] = replace(function, virtual_functions=kept)
+
+
+def _may_be_vf(function: PciFunction, pf: PciFunction) -> bool:
+    """A VF has its PF's class and never has VFs itself (PCIe 6.0, 9.3.3)."""
+    return (
+        function.physical_function is None
+        and function.max_virtual_functions == 0
+        and function.class_code == pf.class_code
+    )
+
+
+def _owner(function: PciFunction | None) -> str | None:
+    return function.physical_function if function is not None else None
 
 
 def _is_nic(function: PciFunction) -> bool:
     return function.class_code >> 16 == _NETWORK_CLASS or bool(function.netdevs or function.rdma_devices)
-
-
-def _nic(function: PciFunction, functions: dict[str, PciFunction]) -> Nic:
-    if function.physical_function is None:
-        return Nic(function)
-    siblings = functions[function.physical_function].virtual_functions
-    return Nic(function, vf_index=siblings.index(function.address))

@@ -19,7 +19,8 @@ from kubernetes.client.configuration import Configuration
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
 
-from railmate.errors import RailmateError, UsageError
+from railmate.errors import UsageError
+from railmate.kube.errors import ApiError
 
 #: A JSON object of the API.
 Object = dict[str, Any]
@@ -27,27 +28,11 @@ Object = dict[str, Any]
 _RESOURCE = "/apis/resource.k8s.io/v1"
 #: Connect and read timeout in seconds: well inside the kubelet's 45 s for a prepare call.
 _TIMEOUT = (3.0, 10.0)
+_APPLY = "application/apply-patch+yaml"
 
 
 #: What the loader raises for a file that is no kubeconfig, beside its own exception.
 _BAD_CONFIG = (ConfigException, yaml.YAMLError, OSError, TypeError, ValueError, AttributeError, LookupError)
-
-
-class ApiError(RailmateError):
-    """The API server answered an error; ``status`` is the HTTP code, 0 when it was not reached."""
-
-    def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
-
-    @property
-    def not_found(self) -> bool:
-        return self.status == 404
-
-    @property
-    def conflict(self) -> bool:
-        return self.status == 409
 
 
 class KubeClient:
@@ -120,23 +105,46 @@ class KubeClient:
             response.close()
             response.release_conn()
 
+    def apply_claim_status(self, namespace: str, name: str, body: Object) -> None:
+        """Server-side apply of the claim's status, under our own field manager."""
+        path = f"{_RESOURCE}/namespaces/{quote(namespace)}/resourceclaims/{quote(name)}/status"
+        self._call("PATCH", path, query={"fieldManager": "railmate", "force": "true"}, apply=body)
+
+    def create_event(self, namespace: str, event: Object) -> None:
+        self._call("POST", f"/api/v1/namespaces/{quote(namespace)}/events", body=event)
+
     # --- plumbing
     def _call(
-        self, method: str, path: str, *, query: dict[str, str] | None = None, body: Object | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: Object | None = None,
+        apply: Object | None = None,
     ) -> Object:
-        response = self._open(method, path, query or {}, body, _TIMEOUT)
+        if apply is None:
+            response = self._open(method, path, query or {}, body, _TIMEOUT)
+        else:  # JSON is YAML; the client passes a string on as it is
+            response = self._open(method, path, query or {}, json.dumps(apply), _TIMEOUT, _APPLY)
         try:
             return cast(Object, json.loads(response.data))
         except (urllib3.exceptions.HTTPError, ValueError) as error:
             raise ApiError(f"{method} {path}: the API server's answer broke off ({error})") from error
 
     def _open(
-        self, method: str, path: str, query: dict[str, str], body: Object | None, timeout: tuple[float, float]
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str],
+        body: Object | str | None,
+        timeout: tuple[float, float],
+        content_type: str = "application/json",
     ) -> urllib3.BaseHTTPResponse:
         serialized = self._api.param_serialize(
             method=method,
             resource_path=f"{path}?{urlencode(query)}" if query else path,
-            header_params={"Accept": "application/json", "Content-Type": "application/json"},
+            header_params={"Accept": "application/json", "Content-Type": content_type},
             body=body,
             auth_settings=["BearerToken"],
         )

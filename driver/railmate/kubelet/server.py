@@ -11,9 +11,17 @@ from grpc import aio
 
 from railmate import files
 from railmate.errors import RailmateError
-from railmate.kubelet.services import ClaimVerbs, Registration, v1, v1beta1
+from railmate.kubelet.health import HEALTH_VERSIONS, HealthService, HealthSource, health_v1, health_v1alpha1
+from railmate.kubelet.services import SUPPORTED_VERSIONS, ClaimVerbs, Registration, v1, v1beta1
 from railmate.kubelet.sockets import Sockets
-from railmate_api.proto import dra_v1_pb2_grpc, dra_v1beta1_pb2_grpc, pluginregistration_pb2_grpc
+from railmate_api.proto import (
+    dra_health_v1_pb2_grpc,
+    dra_health_v1alpha1_pb2_grpc,
+    dra_v1_pb2,
+    dra_v1_pb2_grpc,
+    dra_v1beta1_pb2_grpc,
+    pluginregistration_pb2_grpc,
+)
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +33,19 @@ class KubeletServer:
     """The service server first, then the registration server: the kubelet calls as soon as it knows us."""
 
     def __init__(
-        self, driver: str, paths: Sockets, verbs: ClaimVerbs, on_registered: Callable[[bool], None]
+        self,
+        driver: str,
+        paths: Sockets,
+        verbs: ClaimVerbs,
+        on_registered: Callable[[bool], None],
+        health: HealthSource | None = None,
+        pool: str = "",
     ) -> None:
+        """``health``: what the health streams tell, about the devices of ``pool`` (the node's name); without it
+        the health service is neither served nor announced."""
         self._driver, self._paths, self._verbs, self._on_registered = driver, paths, verbs, on_registered
+        self._source, self._pool = health, pool
+        self._health: list[HealthService] = []
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="kubelet")
         self._service: aio.Server | None = None
         self._registrar: aio.Server | None = None
@@ -40,23 +58,47 @@ class KubeletServer:
         dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(
             v1beta1(self._verbs, self._workers), self._service
         )
+        versions: tuple[str, ...] = SUPPORTED_VERSIONS
+        if self._source is not None:
+            self._serve_health(self._service, self._source)
+            versions += HEALTH_VERSIONS
         await _listen(self._service, self._paths.service)
         self._registrar = aio.server()
         pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(
-            Registration(self._driver, str(self._paths.service), self._on_registered), self._registrar
+            Registration(self._driver, str(self._paths.service), self._on_registered, versions),
+            self._registrar,
         )
         await _listen(self._registrar, self._paths.registration)
         log.info("serving the kubelet on %s", self._paths.service)
 
+    def _serve_health(self, server: aio.Server, source: HealthSource) -> None:
+        one, other = health_v1(source, self._pool), health_v1alpha1(source, self._pool)
+        dra_health_v1_pb2_grpc.add_DRAResourceHealthServicer_to_server(one, server)
+        dra_health_v1alpha1_pb2_grpc.add_DRAResourceHealthServicer_to_server(other, server)
+        self._health = [one, other]
+
     async def stop(self, grace: float) -> None:
-        """The registration socket goes first, so that no new call comes; calls in flight get ``grace`` seconds."""
+        """The registration socket goes first, so that no new call comes; calls in flight get ``grace`` seconds,
+        health streams, which never end by themselves, none."""
         if self._registrar:
             await self._registrar.stop(grace=0)
             files.remove(self._paths.registration)
+        for service in self._health:
+            service.close()
         if self._service:
             await self._service.stop(grace=grace)
             files.remove(self._paths.service)
         self._workers.shutdown(wait=False, cancel_futures=True)
+
+
+async def probe(socket: Path, seconds: float = 3.0) -> None:
+    """Call our own service as the kubelet does. Raises RailmateError when it does not answer."""
+    request = dra_v1_pb2.NodePrepareResourcesRequest()
+    async with aio.insecure_channel(f"unix:{socket}") as channel:
+        try:
+            await dra_v1_pb2_grpc.DRAPluginStub(channel).NodePrepareResources(request, timeout=seconds)
+        except aio.AioRpcError as error:
+            raise RailmateError(f"the service on {socket} does not answer: {error.details()}") from error
 
 
 def _make_room(path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from types import ModuleType
 from typing import Any, Protocol
@@ -94,15 +94,22 @@ def v1beta1(verbs: ClaimVerbs, workers: Executor) -> DraPlugin:
 class Registration:
     """Tells the kubelet who we are, and hears how it went."""
 
-    def __init__(self, driver: str, endpoint: str, on_change: Callable[[bool], None]) -> None:
-        self._driver, self._endpoint, self._on_change = driver, endpoint, on_change
+    def __init__(
+        self,
+        driver: str,
+        endpoint: str,
+        on_change: Callable[[bool], None],
+        versions: Sequence[str] = SUPPORTED_VERSIONS,
+    ) -> None:
+        """``versions``: of the services that are served on ``endpoint``."""
+        self._driver, self._endpoint, self._on_change, self._versions = driver, endpoint, on_change, versions
 
     async def GetInfo(self, request: object, context: object) -> Any:
         return pluginregistration_pb2.PluginInfo(
             type="DRAPlugin",
             name=self._driver,
             endpoint=self._endpoint,
-            supported_versions=SUPPORTED_VERSIONS,
+            supported_versions=self._versions,
         )
 
     async def NotifyRegistrationStatus(self, request: Any, context: object) -> Any:

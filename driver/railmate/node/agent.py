@@ -6,6 +6,8 @@ import asyncio
 import logging
 import signal
 import threading
+from collections import Counter
+from collections.abc import Set
 from functools import partial
 from pathlib import Path
 
@@ -13,24 +15,21 @@ from railmate import files
 from railmate.cdi.vendor import vendor_devices
 from railmate.claims.ledger import Ledger, boot_id
 from railmate.claims.plan import NodeView
+from railmate.claims.reconcile import Reconciler
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.state import ClaimState
 from railmate.errors import RailmateError
-from railmate.inventory.model import Inventory
 from railmate.inventory.net import netdev_of
-from railmate.inventory.scan import scan
-from railmate.inventory.uplinks import uplink_functions, uplink_names
 from railmate.kube.client import KubeClient
-from railmate.kubelet.server import KubeletServer
+from railmate.kubelet.server import KubeletServer, probe
 from railmate.kubelet.sockets import sockets
 from railmate.node.events import RuntimeEvents
 from railmate.node.health import HealthServer
+from railmate.node.machine import MachineWatch, View, look
+from railmate.node.reports import Reports
 from railmate.node.settings import Settings
 from railmate.nri.plugin import NriPlugin
 from railmate.publish.controller import SliceController
-from railmate.publish.devices import OfferOptions, build_offer
-from railmate.publish.model import Offer
-from railmate.topology.analyze import analyze
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +37,8 @@ log = logging.getLogger(__name__)
 _NRI_INDEX = "10"
 #: Seconds that calls in flight get at the end.
 _GRACE = 5.0
+#: Seconds between two rounds of repairs.
+_RECONCILE_EVERY = 60.0
 
 
 class Agent:
@@ -46,44 +47,55 @@ class Agent:
     def __init__(self, settings: Settings, kube: KubeClient) -> None:
         self._settings = settings
         self._registered = self._published = False
-        inventory, offer = look_at_machine(settings)
+        view = look(settings)
         install_gate(settings)
-        ledger = Ledger(settings.plugin_dir)
-        view = NodeView(
-            driver=settings.driver_name,
-            pool=settings.node_name,
-            offer=offer,
-            inventory=inventory,
-            dev_root=settings.dev_root,
-            node_exists=Path.exists,
-            netdev_of=partial(netdev_of, settings.sysfs_root),
-            vendor_cdi=vendor_devices([Path("/etc/cdi"), settings.cdi_dir]),
+        self._reports = Reports(kube, settings.driver_name, settings.node_name)
+        ledger = Ledger(
+            settings.plugin_dir, lambda message: self._reports.node_event("ClaimRecordDamaged", message)
         )
         runtime_files = RuntimeFiles(
             settings.driver_name, settings.plugin_dir, settings.cdi_dir, settings.installed_gate
         )
-        state = ClaimState(kube, view, ledger, runtime_files, boot_id())
+        self._state = ClaimState(kube, self._node_view(view), ledger, runtime_files, boot_id(), self._reports)
+        self._repairs: Counter[str] = Counter()
+        self._reconciler = Reconciler(
+            kube, ledger, runtime_files, self._state.moves, self._state.unprepare, self._count_repair
+        )
         self._controller = SliceController(
-            kube, settings.driver_name, settings.node_name, offer, self._on_published
-        )
-        self._kubelet = KubeletServer(
+            kube,
             settings.driver_name,
-            sockets(settings.kubelet_dir, settings.driver_name, settings.pod_uid),
-            state,
-            self._on_registered,
+            settings.node_name,
+            view.offer,
+            self._on_published,
+            lambda message: self._reports.node_event("ResourceSlicesRefused", message),
         )
-        self._events = RuntimeEvents(settings.driver_name, state)
+        self._watch = MachineWatch(
+            settings, view, self._state.held_addresses, self._on_changed, self._on_gone
+        )
+        self._paths = sockets(settings.kubelet_dir, settings.driver_name, settings.pod_uid)
+        self._kubelet = KubeletServer(settings.driver_name, self._paths, self._state, self._on_registered)
+        self._events = RuntimeEvents(settings.driver_name, self._state)
         self._nri = NriPlugin(settings.driver_name, _NRI_INDEX, settings.nri_socket, self._events)
-        checks = {"/healthz": lambda: [], "/readyz": self._missing}
+        checks = {"/healthz": self._dead, "/readyz": self._missing}
         self._health = HealthServer(settings.http_address, checks) if settings.http_address else None
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for name, target in (
+                ("slices", self._controller.run),
+                ("machine", self._watch.run),
+                ("reports", self._reports.run),
+                ("reconcile", self._reconcile),
+            )
+        ]
 
     async def run(self) -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        publisher = threading.Thread(target=self._controller.run, name="slices", daemon=True)
-        publisher.start()
+        for thread in self._threads:
+            thread.start()
         runtime = asyncio.create_task(self._nri.run_forever(), name="nri")
         try:
             if self._health:
@@ -98,15 +110,20 @@ class Agent:
 
     async def _end(self, runtime: asyncio.Task[None]) -> None:
         log.info("ending; slices, prepared claims and attached devices stay as they are")
+        self._stopping.set()
         self._controller.stop()
+        self._watch.stop()
         await self._kubelet.stop(_GRACE)
         runtime.cancel()
         await asyncio.wait({runtime})
         self._events.close()
+        self._reports.stop()
         if self._health:
             await self._health.stop()
 
-    def _missing(self) -> list[str]:
+    # --- what is asked from outside
+    async def _missing(self) -> list[str]:
+        """What a node still lacks before pods with claims may come."""
         missing = []
         if not self._published:
             missing.append("the ResourceSlices are not published")
@@ -116,28 +133,59 @@ class Agent:
             missing.append(f"the container runtime is not connected ({self._settings.nri_socket})")
         return missing
 
+    async def _dead(self) -> list[str]:
+        """What only a restart mends. Goes the kubelet's way: socket, service, threads."""
+        dead = [f"thread {thread.name} has ended" for thread in self._threads if not thread.is_alive()]
+        try:
+            await probe(self._paths.service)
+        except RailmateError as error:
+            dead.append(str(error))
+        return dead
+
+    # --- what happens inside
+    def _reconcile(self) -> None:
+        while True:
+            self._reconciler.run()
+            if self._stopping.wait(_RECONCILE_EVERY):
+                return
+
+    def _node_view(self, view: View) -> NodeView:
+        settings = self._settings
+        return NodeView(
+            driver=settings.driver_name,
+            pool=settings.node_name,
+            offer=view.offer,
+            inventory=view.inventory,
+            dev_root=settings.dev_root,
+            node_exists=Path.exists,
+            netdev_of=partial(netdev_of, settings.sysfs_root),
+            # the vendor's toolkit may write its spec long after we have started
+            vendor_cdi=lambda: vendor_devices([Path("/etc/cdi"), settings.cdi_dir]),
+        )
+
+    def _on_changed(self, view: View) -> None:
+        self._state.update(self._node_view(view))
+        self._controller.update(view.offer)
+
+    def _on_gone(self, addresses: Set[str]) -> None:
+        holders = self._state.held()
+        for address in sorted(addresses & holders.keys()):
+            message = (
+                f"{address} is no longer in node {self._settings.node_name}, and this claim holds it. "
+                "Look at the kernel's log on the node; delete the pod to move it to working devices."
+            )
+            log.error("%s: %s", holders[address], message)
+            self._reports.claim_event(holders[address], "DeviceGone", message)
+
+    def _count_repair(self, kind: str) -> None:
+        self._repairs[kind] += 1
+        log.info("repaired: %s (%d since start)", kind, self._repairs[kind])
+
     def _on_published(self) -> None:
         self._published = True
 
     def _on_registered(self, registered: bool) -> None:
         self._registered = registered
-
-
-def look_at_machine(settings: Settings) -> tuple[Inventory, Offer]:
-    """What is in the machine and what of it is offered."""
-    inventory = scan(settings.sysfs_root, settings.proc_root)
-    for warning in inventory.warnings:
-        log.warning("%s", warning)
-    topology = analyze(inventory)
-    for note in topology.notes:
-        log.info("%s", note)
-    excluded = uplink_functions(inventory, uplink_names())
-    offer = build_offer(inventory, topology, OfferOptions(settings.share_pair_vfs, excluded))
-    log.info(
-        "machine class %s: %d GPUs, %d NIC functions, %d pairs; %d devices offered",
-        topology.machine_class, len(inventory.gpus), len(inventory.nics), len(topology.pairs), len(offer.devices),
-    )  # fmt: skip
-    return inventory, offer
 
 
 def install_gate(settings: Settings) -> None:

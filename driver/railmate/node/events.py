@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from railmate.cdi.spec import claim_uid_of
-from railmate.claims.state import ClaimState, Sandbox
+from railmate.claims.attachments import Sandbox
+from railmate.claims.state import ClaimState
 from railmate.nri.events import ContainerAdjustment, ContainerInfo, PodSandbox
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from railmate import files
@@ -18,7 +18,7 @@ from railmate.errors import RailmateError, UsageError
 log = logging.getLogger(__name__)
 
 #: What is still missing, by name; empty when all is well.
-Missing = Callable[[], list[str]]
+Missing = Callable[[], Awaitable[list[str]]]
 _REQUEST_TIMEOUT = 5.0
 
 
@@ -62,7 +62,7 @@ class HealthServer:
         with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, ValueError):
             head = await asyncio.wait_for(reader.readline(), _REQUEST_TIMEOUT)
             words = head.decode("latin-1").split()
-            status, body = self._answer(words)
+            status, body = await self._answer(words)
             writer.write(
                 f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\n"
                 f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
@@ -71,13 +71,17 @@ class HealthServer:
             await writer.drain()
         writer.close()
 
-    def _answer(self, words: list[str]) -> tuple[str, bytes]:
+    async def _answer(self, words: list[str]) -> tuple[str, bytes]:
         if len(words) < 2 or words[0] not in {"GET", "HEAD"}:
             return "405 Method Not Allowed", b"only GET\n"
         check = self._checks.get(words[1].partition("?")[0])
         if check is None:
             return "404 Not Found", f"no such page; there are {', '.join(self._checks)}\n".encode()
-        missing = check()
+        try:
+            missing = await check()
+        except Exception as error:
+            log.exception("%s cannot be answered", words[1])
+            return "500 Internal Server Error", f"{type(error).__name__}: {error}\n".encode()
         if missing:
             return "503 Service Unavailable", ("not yet: " + "; ".join(missing) + "\n").encode()
         return "200 OK", b"ok\n"

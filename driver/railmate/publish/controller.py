@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from railmate.kube.client import ApiError, KubeClient, Object
+from railmate.kube.client import KubeClient, Object
+from railmate.kube.errors import ApiError
 from railmate.publish.model import Offer
 from railmate.publish.slices import resource_slices
 
@@ -36,9 +37,13 @@ class SliceController:
         node: str,
         offer: Offer,
         on_published: Callable[[], None] | None = None,
+        on_refused: Callable[[str], None] = lambda message: None,
     ) -> None:
+        """``on_refused`` is told, in a sentence for people, when the server calls our slices invalid."""
         self._kube, self._driver, self._node, self._offer = kube, driver, node, offer
         self._on_published = on_published or (lambda: None)
+        self._on_refused = on_refused
+        self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._node_uid: str | None = None
         # Specs as the server keeps them, where it dropped fields: wanting those back would loop for ever.
@@ -67,8 +72,34 @@ class SliceController:
     def stop(self) -> None:
         self._stopping.set()
 
+    def update(self, offer: Offer) -> None:
+        """Publish another offer from now on. Returns when it is in the API, or after ``stop``."""
+        with self._lock:
+            self._offer = offer
+            self._adopted.clear()
+        pause = _PAUSE_FIRST
+        while not self._stopping.is_set():
+            try:
+                self.sync()
+                return
+            except ApiError as error:
+                log.warning(
+                    "ResourceSlices of node %s: %s. Trying again in %.1f s.", self._node, error, pause
+                )
+                self._stopping.wait(pause * random.uniform(0.8, 1.2))
+                pause = min(pause * 2, _PAUSE_MAX)
+
     def sync(self) -> str:
         """Bring the API to what is offered; return the resource version to watch from."""
+        with self._lock:
+            try:
+                return self._sync()
+            except ApiError as error:
+                if error.status == 422:  # Invalid: no other try helps
+                    self._on_refused(f"The API server refuses the devices of this node: {error}")
+                raise
+
+    def _sync(self) -> str:
         existing, version = self._kube.list_slices(self._driver, self._node)
         if self._node_uid is None or not existing:
             # a Node that was deleted and made again has another UID, and took its slices along

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from railmate.inventory.model import Gpu, Inventory, Nic
 from railmate.publish.counters import assign_counters
 from railmate.publish.model import AttributeValue, Offer, OfferedDevice
-from railmate.topology.model import MachineClass, Pair, Role, Topology
+from railmate.topology.model import Pair, Role, Source, Topology
 from railmate_api import attributes as names
 
 #: API limit of an attribute's string in bytes (k8s.io/api resource/v1, DeviceAttributeMaxValueLength).
@@ -160,8 +160,9 @@ class _Mapping:
         place: dict[str, AttributeValue] = {names.PCI_BUS_ID: address}
         if function.pcie_root:
             place[names.PCIE_ROOT] = function.pcie_root
-        if function.numa_node is not None:
-            place[names.NUMA_NODE] = function.numa_node
+        numa_node = self._topology.numa_nodes.get(address)
+        if numa_node is not None:
+            place[names.NUMA_NODE] = numa_node
         switch = self._topology.switches.get(address)
         if switch:
             place[names.PCIE_SWITCH] = switch
@@ -169,7 +170,7 @@ class _Mapping:
         if rail is not None:
             place[names.RAIL] = rail
         place[names.MACHINE_CLASS] = str(self._topology.machine_class)
-        place[names.TOPOLOGY_SOURCE] = _source(self._topology, switch)
+        place[names.TOPOLOGY_SOURCE] = str(self._topology.sources.get(address, Source.NUMA))
         return place
 
     def _nic_attributes(self, nics: Sequence[Nic]) -> dict[str, AttributeValue]:
@@ -219,12 +220,6 @@ def gpu_attributes(gpu: Gpu) -> dict[str, AttributeValue]:
 
 def gpu_capacity(gpu: Gpu) -> dict[str, int]:
     return {names.MEMORY: gpu.memory_bytes} if gpu.memory_bytes else {}
-
-
-def _source(topology: Topology, switch: str | None) -> str:
-    if switch is None and topology.machine_class is not MachineClass.SWITCHED:
-        return "numa"
-    return next((str(p.source) for p in topology.paths if p.pcie_switch == switch and switch), "sysfs")
 
 
 def _put_joined(attributes: dict[str, AttributeValue], name: str, values: Iterable[str]) -> None:

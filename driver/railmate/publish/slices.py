@@ -2,26 +2,32 @@
 the same slices, byte for byte.
 
 Limits (k8s.io/api resource/v1): counter sets and devices are in separate slices; 8 counter sets a
-slice; 128 devices a slice, 64 where one of them consumes counters.
+slice; 128 devices a slice, 64 where one of them consumes counters or is tainted. A taint may come to any
+device at any time and must not move the others from slice to slice, so there are never more than 64.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 from railmate.errors import UsageError
 from railmate.publish.model import AttributeValue, Offer, OfferedDevice
-from railmate_api.attributes import DRIVER_NAME
+from railmate_api.attributes import DOMAIN, DRIVER_NAME
 
 _MAX_NAME = 253  # DNS subdomain
 _MAX_DRIVER_NAME = 63  # k8s.io/api resource/v1, DriverNameMaxLength
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 MAX_SETS_PER_SLICE = 8
-MAX_DEVICES_PER_SLICE = 128
-MAX_COUNTED_DEVICES_PER_SLICE = 64
+MAX_DEVICES_PER_SLICE = 64
+#: Key of the taint of a device that does not work; the value says why (``nic-link-down``).
+TAINT_UNHEALTHY: Final = f"{DOMAIN}/unhealthy"
+#: Pods that have the device stay: the job decides, from the health in its pod's status, when to give it up.
+_TAINT_EFFECT = "NoSchedule"
+_NO_TAINTS: Mapping[str, str] = MappingProxyType({})
 
 Spec = dict[str, Any]
 
@@ -38,23 +44,16 @@ def check_names(driver: str, node: str) -> None:
         )
 
 
-def slice_specs(offer: Offer) -> list[Spec]:
+def slice_specs(offer: Offer, taints: Mapping[str, str] = _NO_TAINTS) -> list[Spec]:
     """The parts of the specs that depend on the offer, in slice order; at least one, so that an empty
-    node shows that its driver is up."""
+    node shows that its driver is up. ``taints``: see ``resource_slices``."""
     specs: list[Spec] = [
         {"sharedCounters": chunk} for chunk in _chunks(_counter_sets(offer), MAX_SETS_PER_SLICE)
     ]
-    # counted devices first: plain ones then do not halve the room of a slice they share
-    counted = [device for device in offer.devices if device.consumes]
-    plain = [device for device in offer.devices if not device.consumes]
-    if counted and len(offer.devices) <= MAX_COUNTED_DEVICES_PER_SLICE:
-        groups: list[Sequence[OfferedDevice]] = [offer.devices]
-    else:
-        groups = [
-            *_chunks(counted, MAX_COUNTED_DEVICES_PER_SLICE),
-            *_chunks(plain, MAX_DEVICES_PER_SLICE),
-        ]
-    specs += [{"devices": [_device(device) for device in group]} for group in groups]
+    specs += [
+        {"devices": [_device(device, taints.get(device.name)) for device in group]}
+        for group in _chunks(offer.devices, MAX_DEVICES_PER_SLICE)
+    ]
     return specs or [{"devices": []}]
 
 
@@ -71,10 +70,20 @@ def slice_name(index: int, driver: str, node: str) -> str:
 
 
 def resource_slices(
-    offer: Offer, driver: str, node: str, *, node_uid: str | None = None, generation: int = 1
+    offer: Offer,
+    driver: str,
+    node: str,
+    *,
+    node_uid: str | None = None,
+    generation: int = 1,
+    taints: Mapping[str, str] = _NO_TAINTS,
 ) -> list[dict[str, Any]]:
-    """Whole objects, as ``railmate slices`` prints and the controller writes them."""
-    specs = slice_specs(offer)
+    """Whole objects, as ``railmate slices`` prints and the controller writes them.
+
+    ``taints``: names of devices that do not work, and why (a label's value). They are kept from new claims, and
+    are all that differs from the slices without them.
+    """
+    specs = slice_specs(offer, taints)
     return [
         {
             "apiVersion": "resource.k8s.io/v1",
@@ -89,6 +98,26 @@ def resource_slices(
         }
         for index, spec in enumerate(specs)
     ]
+
+
+def keep_taint_times(wanted: Sequence[dict[str, Any]], stored: Sequence[dict[str, Any]]) -> None:
+    """Give taints that are in the API already the time that the server noted when they were added.
+
+    Else every look would find a difference, and a rewritten slice would make old taints new ones.
+    """
+    times = {
+        (device["name"], taint["key"], taint.get("value"), taint["effect"]): taint["timeAdded"]
+        for item in stored
+        for device in item["spec"].get("devices") or []
+        for taint in device.get("taints") or []
+        if "timeAdded" in taint
+    }
+    for item in wanted:
+        for device in item["spec"].get("devices") or []:
+            for taint in device.get("taints") or []:
+                added = times.get((device["name"], taint["key"], taint.get("value"), taint["effect"]))
+                if added is not None:
+                    taint["timeAdded"] = added
 
 
 def _metadata(name: str, node: str, node_uid: str | None) -> dict[str, Any]:
@@ -106,7 +135,7 @@ def _counter_sets(offer: Offer) -> list[dict[str, Any]]:
     ]
 
 
-def _device(device: OfferedDevice) -> dict[str, Any]:
+def _device(device: OfferedDevice, taint: str | None) -> dict[str, Any]:
     body: dict[str, Any] = {
         "name": device.name,
         "attributes": {name: api_attribute(value) for name, value in sorted(device.attributes.items())},
@@ -120,6 +149,8 @@ def _device(device: OfferedDevice) -> dict[str, Any]:
         for counter_set, counter in device.consumes:
             by_set.setdefault(counter_set, {})[counter] = {"value": "1"}
         body["consumesCounters"] = [{"counterSet": name, "counters": c} for name, c in by_set.items()]
+    if taint is not None:
+        body["taints"] = [{"key": TAINT_UNHEALTHY, "value": taint, "effect": _TAINT_EFFECT}]
     return body
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -11,25 +12,34 @@ from railmate.inventory.model import Inventory, PciFunction
 from railmate.topology import roles as role_rules
 from railmate.topology.datadirect import dma_functions
 from railmate.topology.distance import ORDER, distance, worst
-from railmate.topology.machineclass import REASONS, classify
+from railmate.topology.machineclass import classify
 from railmate.topology.matching import groups, match
 from railmate.topology.model import Distance, GpuNicPath, MachineClass, Pair, Role, Source, Topology
+from railmate.topology.nccl import NcclTree
+from railmate.topology.notes import Knowledge, explain
+from railmate.topology.override import NOTHING, fit
 from railmate.topology.switches import Switches, common, meeting_switch
 from railmate.topology.tree import place
+from railmate_api.override import TopologyOverride
 
 Value = TypeVar("Value")
+_WEAKEST_FIRST = (Source.NUMA, Source.OVERRIDE, Source.DATA_DIRECT, Source.SYSFS)
 
 
-def analyze(inventory: Inventory) -> Topology:
-    """The topology of a machine. Pure: the same inventory gives the same answer."""
-    return _Analysis(inventory).topology()
+def analyze(inventory: Inventory, override: TopologyOverride | None = None) -> Topology:
+    """The topology of a machine; what ``override`` says wins over sysfs.
+
+    Pure: the same arguments give the same answer.
+    """
+    return _Analysis(inventory, override).topology()
 
 
 class _Analysis:
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: Inventory, override: TopologyOverride | None) -> None:
         self.functions = inventory.functions
         self.places = {address: place(function) for address, function in self.functions.items()}
-        self.switches = Switches(self.functions, self.places)
+        self.tree = Switches(self.functions, self.places)
+        self.nccl = NcclTree(self.functions)
         self.gpus = [gpu.function for gpu in inventory.gpus]
         self.nics = [nic.function for nic in inventory.nics if not nic.is_vf]
         self.vfs = {
@@ -37,6 +47,7 @@ class _Analysis:
             for nic in inventory.nics
             if nic.function.physical_function is not None
         }
+        self.stated = NOTHING if override is None else fit(override, inventory)
         self.dma = self._useful_dma_functions()
 
     def _useful_dma_functions(self) -> Mapping[str, str]:
@@ -46,42 +57,60 @@ class _Analysis:
         return {nic: dma for nic, dma in tied.items() if self.places[dma].host_bridge in gpu_bridges}
 
     @cached_property
+    def seen_chains(self) -> Mapping[str, tuple[str, ...]]:
+        """The switches above each function as sysfs has them; a NIC with a DMA function is where that is."""
+        return {a: self.tree.above(self.places[self.dma.get(a, a)]) for a in self.functions}
+
+    @cached_property
     def chains(self) -> Mapping[str, tuple[str, ...]]:
-        """The switches above each function; a NIC with a DMA function is where that is."""
-        return {a: self.switches.above(self.places[self.dma.get(a, a)]) for a in self.functions}
+        return {**self.seen_chains, **self.stated.chains}
 
     @cached_property
     def gpu_switches(self) -> frozenset[str]:
         return frozenset(switch for gpu in self.gpus for switch in self.chains[gpu.address])
 
     @cached_property
-    def shared_switches(self) -> list[str]:
+    def candidates(self) -> list[PciFunction]:
+        """NICs that could be rails."""
+        stated = self.stated.roles
+        return [
+            nic
+            for nic in self.nics
+            if (stated[nic.address] is Role.RAIL if nic.address in stated else role_rules.can_be_rail(nic))
+        ]
+
+    def shared(self, chains: Mapping[str, tuple[str, ...]]) -> list[str]:
         """Switches that have a GPU and a NIC which could be a rail below them."""
-        candidates = [nic for nic in self.nics if role_rules.can_be_rail(nic)]
-        return sorted({s for nic in candidates for s in self.chains[nic.address] if s in self.gpu_switches})
+        above_gpus = {switch for gpu in self.gpus for switch in chains[gpu.address]}
+        return sorted({s for nic in self.candidates for s in chains[nic.address] if s in above_gpus})
+
+    @cached_property
+    def shared_switches(self) -> list[str]:
+        return self.shared(self.chains)
 
     @cached_property
     def machine_class(self) -> MachineClass:
-        candidates = [nic for nic in self.nics if role_rules.can_be_rail(nic)]
+        """Of the machine itself: an override adds knowledge and makes no other machine of it."""
         return classify(
             self.gpus,
-            candidates,
+            self.candidates,
             self.functions,
             self.places,
-            self.shared_switches,
+            self.shared(self.seen_chains),
             has_data_direct=bool(self.dma),
         )
 
     @cached_property
     def roles(self) -> Mapping[str, Role]:
         storage = role_rules.storage_switches(self.functions.values(), self.chains, self.gpu_switches)
+        nics = [nic for nic in self.nics if nic.address not in self.stated.roles]
         if self.shared_switches and not self.dma:
             gpu_chains = {gpu.address: self.chains[gpu.address] for gpu in self.gpus}
-            found = role_rules.roles_by_switch(self.nics, gpu_chains, self.chains, storage)
+            found = role_rules.roles_by_switch(nics, gpu_chains, self.chains, storage)
         else:
             trust_rates = self.machine_class is not MachineClass.VIRTUAL
-            found = role_rules.roles_without_switch(self.nics, self.chains, storage, trust_rates)
-        return self._with_vfs(found)
+            found = role_rules.roles_without_switch(nics, self.chains, storage, trust_rates)
+        return self._with_vfs({nic.address: {**found, **self.stated.roles}[nic.address] for nic in self.nics})
 
     @cached_property
     def rails(self) -> list[PciFunction]:
@@ -89,11 +118,18 @@ class _Analysis:
 
     @cached_property
     def cards(self) -> Mapping[str, list[str]]:
-        """Rails by card, in PCI order: functions of one card are its ports."""
+        """Rails to be matched, by card, in PCI order: functions of one card are its ports."""
+        taken = {nic for _, nics in self.stated.pairs for nic in nics}
         result: dict[str, list[str]] = {}
         for nic in self.rails:
-            result.setdefault(card(nic.address), []).append(nic.address)
+            if nic.address not in taken:
+                result.setdefault(card(nic.address), []).append(nic.address)
         return result
+
+    def numa_node(self, address: str) -> int | None:
+        if address in self.stated.numa_nodes:
+            return self.stated.numa_nodes[address]
+        return self.functions[address].numa_node
 
     @cached_property
     def depth(self) -> int:
@@ -113,23 +149,39 @@ class _Analysis:
             distance=self.distance(gpu, nic),
             pcie_switch=switches[-1] if switches else None,
             source=self.source(gpu, nic),
+            nccl_distance=self.nccl.distance(gpu, nic),
         )
 
     def distance(self, gpu: str, nic: str) -> Distance:
         """nvidia-smi's class, which looks at the NIC itself and not at its DMA function."""
-        return distance(
-            self.places[gpu], self.places[nic], self.functions[gpu].numa_node, self.functions[nic].numa_node
-        )
+        if not self.is_overridden(gpu, nic):
+            return distance(self.places[gpu], self.places[nic], self.numa_node(gpu), self.numa_node(nic))
+        chains = self.chains[gpu], self.chains[nic]
+        shared = common(chains)
+        if shared:
+            return Distance.PIX if {len(chain) for chain in chains} == {len(shared)} else Distance.PXB
+        first, second = (replace(self.places[address], bridges=()) for address in (gpu, nic))
+        return distance(first, second, self.numa_node(gpu), self.numa_node(nic))
+
+    def is_overridden(self, gpu: str, nic: str) -> bool:
+        """Whether the override tells the switches of one of the two, and by that what they share."""
+        return gpu in self.stated.chains or nic in self.stated.chains
 
     def source(self, gpu: str, nic: str) -> Source:
         """Past a switch the class rests on host bridges and NUMA nodes, which are no knowledge of a way."""
+        if self.is_overridden(gpu, nic):
+            return Source.OVERRIDE
         if self.shares_dma(gpu, nic):
             return Source.DATA_DIRECT
-        return Source.SYSFS if common((self.chains[gpu], self.chains[nic])) else Source.NUMA
+        if common((self.chains[gpu], self.chains[nic])):
+            return Source.SYSFS
+        return Source.OVERRIDE if {gpu, nic} & self.stated.numa_nodes.keys() else Source.NUMA
 
     def shares_dma(self, gpu: str, nic: str) -> bool:
         dma = self.dma.get(nic)
-        return dma is not None and self.places[dma].host_bridge == self.places[gpu].host_bridge
+        if dma is None or self.is_overridden(gpu, nic):
+            return False
+        return self.places[dma].host_bridge == self.places[gpu].host_bridge
 
     def data_distance(self, gpu: str, nic: str) -> Distance:
         """The class of the way the data take: from the DMA function where there is one for this GPU."""
@@ -147,14 +199,17 @@ class _Analysis:
     def pairs(self) -> tuple[Pair, ...]:
         """Nearest knowledge first; on a machine whose switches are known nothing else makes a pair."""
         gpus, cards = [gpu.address for gpu in self.gpus], list(self.cards)
+        stated = [self._pair(*pair, Source.OVERRIDE) for pair in self.stated.pairs]
+        gpus = [gpu for gpu in gpus if not any(gpu in pair.gpus for pair in stated)]
         stages: list[Callable[[str, str], bool]] = [self._share_switch]
         if not self.shared_switches or self.dma:
             stages += [self._share_numa_node, lambda _gpu, _card: True]
-        pairs = []
+        pairs = stated
         for near in stages:
             for some_gpus, some_cards in groups(gpus, cards, near):
                 for matched_gpus, matched_cards in match(some_gpus, some_cards, self.closeness):
-                    pairs.append(self._pair(matched_gpus, matched_cards))
+                    nics = tuple(nic for one in matched_cards for nic in self.cards[one])
+                    pairs.append(self._pair(matched_gpus, nics))
                     gpus = [gpu for gpu in gpus if gpu not in matched_gpus]
                     cards = [one for one in cards if one not in matched_cards]
         return tuple(sorted(pairs, key=lambda pair: order(pair.gpus[0])))
@@ -166,27 +221,33 @@ class _Analysis:
     def _share_numa_node(self, gpu: str, card_address: str) -> bool:
         return self.distance(gpu, self.cards[card_address][0]) is not Distance.SYS
 
-    def _pair(self, gpus: tuple[str, ...], cards: tuple[str, ...]) -> Pair:
-        nics = tuple(nic for one in cards for nic in self.cards[one])
+    def _pair(self, gpus: tuple[str, ...], nics: tuple[str, ...], source: Source | None = None) -> Pair:
         switches = common(self.chains[address] for address in (*gpus, *nics))
-        if all(self.shares_dma(gpu, nic) for gpu in gpus for nic in nics):
-            source = Source.DATA_DIRECT
-        else:
-            source = Source.SYSFS if switches else Source.NUMA
+        ways = [(gpu, nic) for gpu in gpus for nic in nics]
+        if source is None:
+            sources = {self.source(*way) for way in ways}
+            # one answer for several ways: by the weakest of what it rests on
+            source = next(one for one in _WEAKEST_FIRST if one in sources)
         return Pair(
             gpus=gpus,
             nics=nics,
-            distance=worst(self.data_distance(gpu, nic) for gpu in gpus for nic in nics),
+            distance=worst(self.data_distance(*way) for way in ways),
             pcie_switch=switches[-1] if switches else None,
             source=source,
         )
 
     def rail_ordinals(self) -> dict[str, int]:
-        ordinals = {nic: index for index, ports in enumerate(self.cards.values()) for nic in ports}
+        cards: dict[str, int] = {}
+        for nic in self.rails:
+            cards.setdefault(card(nic.address), len(cards))
+        ordinals = {nic.address: cards[card(nic.address)] for nic in self.rails}
+        stated = {a: rail for a, rail in self.stated.rails.items() if a not in self.roles or a in ordinals}
+        ordinals.update(stated)
         for pair in self.pairs:
-            ordinals.update((gpu, ordinals[pair.nics[0]]) for gpu in pair.gpus)
+            ordinals.update((gpu, ordinals[pair.nics[0]]) for gpu in pair.gpus if gpu not in stated)
         return self._with_vfs(ordinals)
 
+    @cached_property
     def device_switches(self) -> dict[str, str]:
         above_rails = frozenset(switch for nic in self.rails for switch in self.chains[nic.address])
         result = {}
@@ -196,35 +257,46 @@ class _Analysis:
                 result[function.address] = switch
         return self._with_vfs(result)
 
-    def notes(self) -> tuple[str, ...]:
-        notes = []
-        if not self.gpus:
-            notes.append("No GPU was found.")
-        elif not self.rails:
-            notes.append("No NIC was found that could be a GPU's rail.")
-        elif not self.shared_switches and self.machine_class in REASONS and not self.dma:
-            notes.append(REASONS[self.machine_class])
-        elif self.machine_class is MachineClass.VIRTUAL:
-            notes.append(
-                "The PCIe switches are the hypervisor's; railmate trusts that it shows them as they are."
-            )
-        if self.gpus and self.rails:
-            if not self.shared_switches and all(gpu.numa_node is None for gpu in self.gpus):
-                notes.append("The kernel knows no NUMA node of any GPU, so pairs follow PCI order only.")
-            paired = {gpu for pair in self.pairs for gpu in pair.gpus}
-            for gpu in self.gpus:
-                if gpu.address not in paired:
-                    what = "PCIe switch" if self.shared_switches else "NUMA node"
-                    notes.append(f"GPU {gpu.address} is in no pair: no rail NIC is on its {what}.")
-        return tuple(notes)
+    def device_sources(self) -> dict[str, Source]:
+        """Where a device's place is from: its pcieSwitch, or that it has none."""
+        tied = {a for path in self.paths if path.source is Source.DATA_DIRECT for a in (path.gpu, path.nic)}
+        knows = Source.SYSFS if self.machine_class is MachineClass.SWITCHED else Source.NUMA
+        result = {}
+        for function in (*self.gpus, *self.nics):
+            address = function.address
+            if address in self.stated.chains:
+                result[address] = Source.OVERRIDE
+            elif address in tied:
+                result[address] = Source.DATA_DIRECT
+            else:
+                result[address] = Source.SYSFS if address in self.device_switches else knows
+        return self._with_vfs(result)
+
+    @cached_property
+    def paths(self) -> tuple[GpuNicPath, ...]:
+        return tuple(self.path(gpu.address, nic.address) for gpu in self.gpus for nic in self.nics)
 
     def topology(self) -> Topology:
+        devices = [function.address for function in (*self.gpus, *self.nics)]
+        nodes = {a: node for a in devices if (node := self.numa_node(a)) is not None}
+        knowledge = Knowledge(
+            machine_class=self.machine_class,
+            gpus=tuple(gpu.address for gpu in self.gpus),
+            rails=tuple(nic.address for nic in self.rails),
+            pairs=self.pairs,
+            numa_known=any(gpu.address in nodes for gpu in self.gpus),
+            shared_switches=bool(self.shared_switches),
+            data_direct=bool(self.dma),
+            stated_switches=len({switch for chain in self.stated.chains.values() for switch in chain}),
+        )
         return Topology(
             machine_class=self.machine_class,
-            paths=tuple(self.path(gpu.address, nic.address) for gpu in self.gpus for nic in self.nics),
+            paths=self.paths,
             pairs=self.pairs,
             roles=self.roles,
-            switches=self.device_switches(),
+            switches=self.device_switches,
             rails=self.rail_ordinals(),
-            notes=self.notes(),
+            sources=self.device_sources(),
+            numa_nodes=self._with_vfs(nodes),
+            notes=(*explain(knowledge), *self.stated.notes),
         )

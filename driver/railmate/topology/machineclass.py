@@ -13,25 +13,6 @@ _HYPERVISOR_SWITCHES = {(0x104C, 0x8232), (0x104C, 0x8233)}  # TI XIO3130, the s
 _QEMU_SUBSYSTEM = (0x1AF4, 0x1100)  # QEMU's default on whatever it emulates
 _DATA_DIRECT_GPUS = {(0x10DE, 0x2941), (0x10DE, 0x31C2)}  # GB200, GB300
 
-REASONS: Mapping[MachineClass, str] = {
-    MachineClass.INTEGRATED: (
-        "GPUs and NICs are endpoints of shared host bridges and no PCIe switch is visible, so pairs are by "
-        "host bridge, else by NUMA node. If the vendor publishes a topology, give it as an override."
-    ),
-    MachineClass.FLAT: (
-        "No GPU shares a PCIe switch with an RDMA NIC, so pairs are by host bridge, else by NUMA node, and "
-        "data goes through host memory."
-    ),
-    MachineClass.VIRTUAL: (
-        "The hypervisor's PCIe tree says nothing about switches, so pairs are by NUMA node and may be wrong. "
-        "If the vendor publishes a topology, give it as an override."
-    ),
-    MachineClass.DATA_DIRECT: (
-        "GPUs and NICs never share a PCIe switch here and no data-direct function was found, so pairs are by "
-        "NUMA node."
-    ),
-}
-
 
 def classify(
     gpus: Sequence[PciFunction],

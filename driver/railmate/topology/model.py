@@ -17,6 +17,16 @@ class Distance(StrEnum):
     SYS = "SYS"
 
 
+class NcclDistance(StrEnum):
+    """How far a NIC is from a GPU in NCCL's words, nearest first. PHB takes in NODE."""
+
+    PIX = "PIX"
+    PXB = "PXB"
+    P2C = "P2C"  # the GPU reaches the NIC's processor by NVLink-C2C
+    PHB = "PHB"
+    SYS = "SYS"
+
+
 class MachineClass(StrEnum):
     SWITCHED = "switched"
     INTEGRATED = "integrated"
@@ -50,6 +60,7 @@ class GpuNicPath:
     distance: Distance
     pcie_switch: str | None  # BDF of the shared switch's upstream port, None where none is shared
     source: Source
+    nccl_distance: NcclDistance  # what NCCL works out by itself, without a topology file
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +79,14 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    machine_class: MachineClass
+    """All answers about a machine. Maps are keyed by address; VFs have what their PF has."""
+
+    machine_class: MachineClass  # of the machine as sysfs shows it, whatever an override says
     paths: tuple[GpuNicPath, ...] = ()  # every GPU x physical NIC, GPUs outer, PCI order
     pairs: tuple[Pair, ...] = ()
-    roles: Mapping[str, Role] = field(default_factory=dict)  # by address; VFs as their PF
-    switches: Mapping[str, str] = field(
-        default_factory=dict
-    )  # device address -> its pcieSwitch; VFs as their PF
-    rails: Mapping[str, int] = field(
-        default_factory=dict
-    )  # GPU and NIC addresses -> rail ordinal; VFs as their PF
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    switches: Mapping[str, str] = field(default_factory=dict)  # device -> its pcieSwitch
+    rails: Mapping[str, int] = field(default_factory=dict)  # GPU or NIC -> rail ordinal
+    sources: Mapping[str, Source] = field(default_factory=dict)  # GPU or NIC -> where its place is from
+    numa_nodes: Mapping[str, int] = field(default_factory=dict)  # GPU or NIC -> NUMA node where known
     notes: tuple[str, ...] = ()  # sentences for people: why pairs are by NUMA, what was not known

@@ -17,26 +17,47 @@ _CONVENTIONAL = {
 }
 
 
-def _upper_of_two(function: PciFunction | None) -> str | None:
-    """The switch generation when the port can be the upper level of a two-level Broadcom switch.
+def upper_of_two(vendor: int, device: int, subsystem_vendor: int, subsystem_device: int) -> str | None:
+    """The switch generation when these ids can be the upper level of a two-level Broadcom switch.
 
     PEX880xx (Gen4) carries the same subsystem at both levels, PEX890xx (Gen5) 0xxx at the upper and
     1xxx at the lower; the last 12 bits vary. Source: NCCL's topology code, which folds the same ids.
     """
-    return _level(function, {0xC010: 0xA000, 0xC030: 0x0000})
+    return _level(vendor, device, subsystem_vendor, subsystem_device, {0xC010: 0xA000, 0xC030: 0x0000})
 
 
-def _lower_of_two(function: PciFunction | None) -> str | None:
-    return _level(function, {0xC010: 0xA000, 0xC030: 0x1000})
+def lower_of_two(vendor: int, device: int, subsystem_vendor: int, subsystem_device: int) -> str | None:
+    return _level(vendor, device, subsystem_vendor, subsystem_device, {0xC010: 0xA000, 0xC030: 0x1000})
 
 
-def _level(function: PciFunction | None, subsystem_of: Mapping[int, int]) -> str | None:
-    if function is None or function.vendor != _BROADCOM or function.subsystem_vendor != _BROADCOM:
+def _level(
+    vendor: int, device: int, subsystem_vendor: int, subsystem_device: int, subsystem_of: Mapping[int, int]
+) -> str | None:
+    if vendor != _BROADCOM or subsystem_vendor != _BROADCOM:
         return None
-    expected = subsystem_of.get(function.device)
-    if expected is None or function.subsystem_device & 0xF000 != expected:
+    expected = subsystem_of.get(device)
+    if expected is None or subsystem_device & 0xF000 != expected:
         return None
-    return f"{function.device:04x}"
+    return f"{device:04x}"
+
+
+def fold(chain: Iterable[str], functions: Mapping[str, PciFunction]) -> tuple[str, ...]:
+    """A chain of switches, from the host bridge down, with every two-level chip in it made one."""
+    folded: list[str] = []
+    may_take_in: str | None = None  # generation of the last switch if a lower level may fold into it
+    for address in chain:
+        function = functions.get(address)
+        ids = (
+            (function.vendor, function.device, function.subsystem_vendor, function.subsystem_device)
+            if function is not None
+            else (0, 0, 0, 0)
+        )
+        if may_take_in is not None and lower_of_two(*ids) == may_take_in:
+            may_take_in = None  # a third level is another chip
+            continue
+        folded.append(address)
+        may_take_in = upper_of_two(*ids)
+    return tuple(folded)
 
 
 class Switches:
@@ -62,7 +83,6 @@ class Switches:
 
     def _walk(self, bridges: tuple[str, ...]) -> tuple[str, ...]:
         chain: list[str] = []
-        may_take_in: str | None = None  # generation of the last switch if a lower level may fold into it
         is_port = True  # the first is a root port
         for address in bridges:
             if is_port and address not in self._fan_outs:
@@ -70,14 +90,9 @@ class Switches:
                 continue
             is_port = True
             function = self._functions.get(address)
-            if function is not None and (function.vendor, function.device) in _CONVENTIONAL:
-                continue
-            if may_take_in is not None and _lower_of_two(function) == may_take_in:
-                may_take_in = None  # a third level is another chip
-                continue
-            chain.append(address)
-            may_take_in = _upper_of_two(function)
-        return tuple(chain)
+            if function is None or (function.vendor, function.device) not in _CONVENTIONAL:
+                chain.append(address)
+        return fold(chain, self._functions)
 
 
 def common(chains: Iterable[tuple[str, ...]]) -> tuple[str, ...]:

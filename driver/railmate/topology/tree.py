@@ -39,15 +39,16 @@ def common_prefix(first: tuple[str, ...], second: tuple[str, ...]) -> int:
 
 
 def fan_outs(functions: Iterable[PciFunction], places: Mapping[str, Place]) -> frozenset[str]:
-    """Bridges with functions of several device numbers directly below.
+    """Bridges with several devices directly below.
 
     A PCIe link has one device at its end, number 0. Several therefore mean the inner bus of a
     switch (or a conventional bus), whatever the bridge's depth says. VFs do not count: alternative
-    routing ids give them other device numbers.
+    routing ids give them other bus and device numbers.
     """
-    numbers: dict[str, set[int]] = {}
+    devices: dict[str, set[tuple[int, int]]] = {}
     for function in functions:
         bridges = places[function.address].bridges
         if bridges and function.physical_function is None:
-            numbers.setdefault(bridges[-1], set()).add(order(function.address)[2])
-    return frozenset(bridge for bridge, found in numbers.items() if len(found) > 1)
+            _, bus, device, _ = order(function.address)
+            devices.setdefault(bridges[-1], set()).add((bus, device))
+    return frozenset(bridge for bridge, found in devices.items() if len(found) > 1)

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from railmate.claims.attachments import Sandbox
 from railmate.claims.ledger import Ledger
 from railmate.claims.plan import NodeView
 from railmate.claims.records import ClaimRef
 from railmate.claims.runtime_files import RuntimeFiles
-from railmate.claims.state import ClaimState, Sandbox
+from railmate.claims.state import ClaimState
 from railmate.inventory.model import Gpu, GpuVendor, Inventory, Netdev, Nic, PciFunction, RdmaDevice
 from railmate.publish.model import Offer, OfferedDevice
 

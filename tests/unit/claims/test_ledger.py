@@ -176,7 +176,7 @@ def test_no_damaged_file_stops_the_ledger(ledger: Ledger, data: st.DataObject) -
 
 def test_entry_under_another_claims_file_name_is_not_believed(ledger: Ledger) -> None:
     ledger.put(entry(1))
-    os.rename(file_of(ledger), file_of(ledger).with_name(f"{uid(2)}.json"))
+    file_of(ledger).rename(file_of(ledger).with_name(f"{uid(2)}.json"))
     assert uid(1) not in ledger.entries() or ledger.get(uid(1)) is not None
 
 

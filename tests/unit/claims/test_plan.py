@@ -59,7 +59,7 @@ def test_shared_nodes_that_do_not_exist_are_left_out() -> None:
 
 
 def test_vendors_cdi_device_takes_the_place_of_gpu_nodes() -> None:
-    (device,) = plan(claim(1, "pair-0"), view(vendor_cdi={"GPU-0": "nvidia.com/gpu=GPU-0"})).devices
+    (device,) = plan(claim(1, "pair-0"), view(vendor_cdi=lambda: {"GPU-0": "nvidia.com/gpu=GPU-0"})).devices
     assert device.vendor_cdi_ids == ("nvidia.com/gpu=GPU-0",)
     assert all(node.path.startswith("/dev/infiniband/") for node in device.nodes)
 

@@ -28,6 +28,7 @@ from claims_world import (
     view,
 )
 
+import railmate.claims.attachments as attachments
 import railmate.claims.state as verbs
 from railmate.attach.errors import AttachError
 from railmate.attach.model import (
@@ -81,7 +82,9 @@ class FakeNetdevs:
             raise Killed
         return [AttachedNetdev(r.snapshot.pci_address, r.name, 7, r.snapshot.mac, 1500) for r in requests]
 
-    def return_all(self, requests: Sequence[ReturnRequest], netns: Path | None) -> list[NetdevReturn]:
+    def return_all(
+        self, requests: Sequence[ReturnRequest], netns: Path | None, *, wait: float = 1.0
+    ) -> list[NetdevReturn]:
         if self.return_error:
             raise self.return_error
         return [self._return(request, str(netns)) for request in requests]
@@ -107,8 +110,9 @@ class FakeNetdevs:
 @pytest.fixture
 def netdevs(monkeypatch: pytest.MonkeyPatch) -> FakeNetdevs:
     fake = FakeNetdevs()
-    for name in ("snapshot", "attach_all", "return_all"):
-        monkeypatch.setattr(verbs, name, getattr(fake, name))
+    monkeypatch.setattr(verbs, "snapshot", fake.snapshot)
+    for name in ("attach_all", "return_all"):
+        monkeypatch.setattr(attachments, name, getattr(fake, name))
     return fake
 
 
@@ -179,7 +183,7 @@ def test_second_prepare_writes_the_files_again(world: World) -> None:
     spec = world.spec()
     for path in (world.root / "cdi").iterdir():
         path.unlink()
-    metadata = [path for path in world.root.rglob("metadata.json")]
+    metadata = list(world.root.rglob("metadata.json"))
     for path in metadata:
         path.unlink()
     world.restart()
@@ -596,7 +600,7 @@ def test_second_claim_that_cannot_be_attached_takes_the_first_one_back(world: Wo
             raise AttachError("vf1 is busy")
         return real(requests, netns)
 
-    verbs.attach_all = fail_for_second  # type: ignore[assignment]  # the fixture restores it
+    attachments.attach_all = fail_for_second  # the fixture restores it
     with pytest.raises(RailmateError, match="vf1 is busy"):
         world.state.attach(sandbox())
     assert world.netdevs.all_home()
@@ -793,7 +797,9 @@ def test_gate_and_metadata_are_in_the_spec_once_a_request(world: World) -> None:
 
 def test_every_answered_cdi_id_is_in_the_spec(world: World) -> None:
     world.api.put(claim(1, result("gpu-0", "g"), result("gpu-1", "g"), result("vf-2", "n")))
-    world.restart(node=view(vendor_cdi={"GPU-0": "nvidia.com/gpu=GPU-0", "GPU-1": "nvidia.com/gpu=GPU-1"}))
+    world.restart(
+        node=view(vendor_cdi=lambda: {"GPU-0": "nvidia.com/gpu=GPU-0", "GPU-1": "nvidia.com/gpu=GPU-1"})
+    )
     answer = world.state.prepare(ref(1), patience=0)
     named = {f"railmate.dev/claim={device['name']}" for device in world.spec(1)["devices"]}
     answered = [cdi_id for ids in answer.cdi_ids.values() for cdi_id in ids]

@@ -14,7 +14,8 @@ from kubernetes.client.configuration import Configuration
 
 import railmate.kube.client as module
 from railmate.errors import UsageError
-from railmate.kube.client import ApiError, KubeClient
+from railmate.kube.client import KubeClient
+from railmate.kube.errors import ApiError
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

@@ -22,6 +22,15 @@ async def ask(address: Path, request: bytes) -> bytes:
     return answer
 
 
+def says(*missing: str) -> Any:
+    """A check that finds these missing."""
+
+    async def check() -> list[str]:
+        return list(missing)
+
+    return check
+
+
 def serve(path: Path, checks: Any, *requests: bytes) -> list[bytes]:
     async def run() -> list[bytes]:
         server = HealthServer(f"unix:{path}", checks)
@@ -39,26 +48,35 @@ def get(path: str) -> bytes:
 
 
 def test_ready_when_nothing_is_missing(tmp_path: Path) -> None:
-    (answer,) = serve(tmp_path / "h.sock", {"/readyz": list}, get("/readyz"))
+    (answer,) = serve(tmp_path / "h.sock", {"/readyz": says()}, get("/readyz"))
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"ok\n")
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     missing = ["the kubelet has not registered the driver", "no runtime"]
-    (answer,) = serve(tmp_path / "h.sock", {"/readyz": lambda: missing}, get("/readyz?verbose=1"))
+    (answer,) = serve(tmp_path / "h.sock", {"/readyz": says(*missing)}, get("/readyz?verbose=1"))
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"the kubelet has not registered the driver; no runtime" in answer
 
 
+def test_check_that_fails_is_a_failure(tmp_path: Path) -> None:
+    async def check() -> list[str]:
+        raise ValueError("odd")
+
+    (answer,) = serve(tmp_path / "h.sock", {"/healthz": check}, get("/healthz"))
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert b"odd" in answer
+
+
 def test_length_is_the_bodys(tmp_path: Path) -> None:
-    (answer,) = serve(tmp_path / "h.sock", {"/readyz": lambda: ["é"]}, get("/readyz"))
+    (answer,) = serve(tmp_path / "h.sock", {"/readyz": says("é")}, get("/readyz"))
     head, _, body = answer.partition(b"\r\n\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
 
 
 def test_unknown_page_names_those_there_are(tmp_path: Path) -> None:
-    (answer,) = serve(tmp_path / "h.sock", {"/readyz": list, "/healthz": list}, get("/"))
+    (answer,) = serve(tmp_path / "h.sock", {"/readyz": says(), "/healthz": says()}, get("/"))
     assert answer.startswith(b"HTTP/1.1 404 ")
     assert b"/readyz, /healthz" in answer
 
@@ -69,7 +87,7 @@ def test_unknown_page_names_those_there_are(tmp_path: Path) -> None:
 def test_nonsense_does_not_end_the_server(tmp_path: Path, request_: bytes) -> None:
     async def run() -> bytes:
         path = tmp_path / "h.sock"
-        server = HealthServer(f"unix:{path}", {"/readyz": list})
+        server = HealthServer(f"unix:{path}", {"/readyz": says()})
         await server.start()
         try:
             try:
@@ -88,7 +106,7 @@ def test_socket_left_by_a_killed_process_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "h.sock"
     with socket.socket(socket.AF_UNIX) as old:
         old.bind(str(path))
-    (answer,) = serve(path, {"/readyz": list}, get("/readyz"))
+    (answer,) = serve(path, {"/readyz": says()}, get("/readyz"))
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert not path.exists()
 
@@ -98,7 +116,7 @@ def test_tcp_address_is_served() -> None:
         with socket.socket() as holder:
             holder.bind(("127.0.0.1", 0))
             port = holder.getsockname()[1]
-        server = HealthServer(f"127.0.0.1:{port}", {"/healthz": list})
+        server = HealthServer(f"127.0.0.1:{port}", {"/healthz": says()})
         await server.start()
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from railmate.claims.state import Sandbox
+from railmate.claims.attachments import Sandbox
 from railmate.errors import RailmateError
 from railmate.node.events import RuntimeEvents
 from railmate.nri.events import ContainerInfo, PodSandbox

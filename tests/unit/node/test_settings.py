@@ -66,5 +66,5 @@ def test_gate_is_installed_executable_and_replaced_when_it_changes(gate: Path) -
 
 def test_gate_that_cannot_be_installed_is_said_in_words(gate: Path) -> None:
     (gate.parent / "kubelet").write_text("in the way")
-    with pytest.raises(RailmateError, match="mounted into this pod"):
+    with pytest.raises(RailmateError, match="mounted, and writable"):
         install_gate(settings(gate))

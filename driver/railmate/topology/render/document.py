@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from railmate.inventory.model import Gpu, Inventory, Nic, PciFunction
-from railmate.topology.model import Topology
+from railmate.topology.model import Source, Topology
 
 
 def document(inventory: Inventory, topology: Topology) -> dict[str, Any]:
@@ -20,6 +20,7 @@ def document(inventory: Inventory, topology: Topology) -> dict[str, Any]:
                 "distance": str(path.distance),
                 "pcieSwitch": path.pcie_switch,
                 "source": str(path.source),
+                "ncclDistance": str(path.nccl_distance),
             }
             for path in topology.paths
         ],
@@ -45,11 +46,12 @@ def _function(function: PciFunction, topology: Topology) -> dict[str, Any]:
         "pciBusID": function.address,
         "pcieRoot": function.pcie_root,
         "pcieSwitch": topology.switches.get(function.address),
-        "numaNode": function.numa_node,
+        "numaNode": topology.numa_nodes.get(function.address),
         "vendorID": f"{function.vendor:04x}",
         "deviceID": f"{function.device:04x}",
         "driver": function.driver,
         "rail": topology.rails.get(function.address),
+        "source": str(topology.sources.get(function.address, Source.NUMA)),
     }
 
 

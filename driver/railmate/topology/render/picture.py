@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from railmate.inventory.model import Gpu, Inventory, Nic
-from railmate.topology.model import MachineClass, Pair, Role, Topology
+from railmate.topology.model import MachineClass, Pair, Role, Source, Topology
 from railmate.topology.render.names import View, device_name, product, short
 
 # Okabe and Ito's colours, darkened where white text or thin lines need it: told apart by everyone.
@@ -106,9 +106,8 @@ class _Drawing:
                 self._panel(panels, gpu, switch).lone.append(gpu)
         return list(panels.values())
 
-    @staticmethod
-    def _panel(panels: dict[str, _Panel], gpu: Gpu, switch: str | None) -> _Panel:
-        numa = gpu.function.numa_node
+    def _panel(self, panels: dict[str, _Panel], gpu: Gpu, switch: str | None) -> _Panel:
+        numa = self.view.topology.numa_nodes.get(gpu.address)
         numa_text = "NUMA node unknown" if numa is None else f"NUMA node {numa}"
         if switch is not None:
             return panels.setdefault(switch, _Panel(f"PCIe switch {short(switch)}", numa_text))
@@ -117,7 +116,10 @@ class _Drawing:
     def _heading(self, width: int) -> int:
         self._text(_MARGIN, _MARGIN + 16, self._title(), size=19, weight=600)
         machine_class = self.view.topology.machine_class
-        if machine_class is MachineClass.SWITCHED:
+        by_override = any(pair.source is Source.OVERRIDE for pair in self.view.topology.pairs)
+        if by_override:
+            words = f"Machine class {machine_class}; what GPU and NIC share is told by an override"
+        elif machine_class is MachineClass.SWITCHED:
             words = "GPU and NIC of a pair meet at a PCIe switch; data never enters the processor"
         else:
             words = f"Machine class {machine_class}: " + (

@@ -46,7 +46,7 @@ def _gpus(view: View) -> list[str]:
             [
                 view.names[gpu.address],
                 gpu.address,
-                _known(gpu.function.numa_node),
+                _known(view.topology.numa_nodes.get(gpu.address)),
                 _known(view.topology.switches.get(gpu.address)),
                 _known(view.topology.rails.get(gpu.address)),
                 product(gpu),
@@ -63,7 +63,7 @@ def _nics(view: View) -> list[str]:
             [
                 view.names.get(nic.address, "-"),
                 nic.address,
-                _known(function.numa_node),
+                _known(view.topology.numa_nodes.get(nic.address)),
                 _known(view.topology.switches.get(nic.address)),
                 _known(view.topology.rails.get(nic.address)),
                 str(view.role(nic)),

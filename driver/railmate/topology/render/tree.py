@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from railmate.inventory.address import order
 from railmate.inventory.model import Gpu, Inventory, Nic
 from railmate.topology.model import Topology
 from railmate.topology.render.names import View, device_name, product, short
+
+_PROSE = 110  # columns of a sentence where no terminal sets fewer
 
 
 @dataclass
@@ -18,7 +22,7 @@ class _Node:
 
 
 def tree(inventory: Inventory, topology: Topology, width: int) -> str:
-    """Lines are cut to ``width`` columns."""
+    """Lines are cut to ``width`` columns; what explains the machine is wrapped to it."""
     view = View(inventory, topology)
     switches = set(topology.switches.values())
     root = _Node("")
@@ -32,7 +36,12 @@ def tree(inventory: Inventory, topology: Topology, width: int) -> str:
     lines: list[str] = []
     for host in root.children.values():
         _write(host, "", "", lines)
-    return _cut(lines, width)
+    return f"Machine class: {topology.machine_class}\n" + _cut(lines, width) + _notes(topology.notes, width)
+
+
+def _notes(notes: Iterable[str], width: int) -> str:
+    wrapped = [line for note in notes for line in textwrap.wrap(note, min(max(width, 20), _PROSE))]
+    return "".join(f"{line}\n" for line in ([""] if wrapped else []) + wrapped)
 
 
 def _cut(lines: list[str], width: int) -> str:

@@ -1,0 +1,162 @@
+"""Moves the netdevs of one claim into a sandbox and home again, and keeps the gate in step.
+
+The order is always the same: the gate opens last and closes first, and the ledger knows of a move before
+it is made. Called under the ledger's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from railmate.attach.model import MoveRequest, NetdevReturn, ReturnRequest, ReturnState
+from railmate.attach.netdev import attach_all, return_all
+from railmate.claims.ledger import Ledger
+from railmate.claims.records import Attachment, Entry
+from railmate.errors import RailmateError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A pod's sandbox as the runtime names it. ``netns`` is None on the host network."""
+
+    id: str
+    pod_uid: str
+    pod: str  # namespace/name
+    netns: Path | None
+
+
+class Attachments:
+    def __init__(
+        self, driver: str, ledger: Ledger, on_attached: Callable[[Entry], None] = lambda entry: None
+    ) -> None:
+        self._driver, self._ledger, self._on_attached = driver, ledger, on_attached
+
+    def attach(self, entry: Entry, sandbox: Sandbox) -> None:
+        uid = entry.claim.uid
+        if entry.attached_to(sandbox.id):
+            self._ledger.open_gate(uid, sandbox.id)
+            return
+        if entry.attachment is not None:
+            if entry.attachment.pod_uid != sandbox.pod_uid:
+                raise RailmateError(self.why_not(entry, sandbox))
+            entry = self.detach(entry, "its pod has a new sandbox")
+        netns = str(sandbox.netns) if sandbox.netns else None
+        attachment = Attachment(sandbox.id, sandbox.pod_uid, sandbox.pod, netns)
+        requests = [MoveRequest(nic.snapshot, nic.interface) for nic in entry.nics if nic.snapshot]
+        if sandbox.netns is not None and requests:
+            # Noted before the move: if this process ends between the two, the next one knows where to look.
+            self._ledger.put(entry.with_attachment(attachment), durable=False)
+            try:
+                attachment = replace(attachment, netdevs=tuple(attach_all(requests, sandbox.netns)))
+            except RailmateError as error:
+                self._ledger.put(entry.with_attachment(None), durable=False)
+                raise RailmateError(
+                    f"{self._driver}: the NIC of {entry.claim} cannot be attached to pod {sandbox.pod}: {error}"
+                ) from error
+        entry = entry.with_attachment(replace(attachment, complete=True))
+        self._ledger.put(entry, durable=False)
+        self._ledger.open_gate(uid, sandbox.id)
+        self._on_attached(entry)
+        moved = ", ".join(f"{request.snapshot.name} as {request.name}" for request in requests)
+        log.info(
+            "%s: attached to %s: %s", entry.claim, sandbox.pod, moved if sandbox.netns else "host network"
+        )
+
+    def detach_all(self, sandbox_id: str, why: str) -> None:
+        errors: list[RailmateError] = []
+        for entry in self._ledger.entries().values():
+            if entry.attachment is not None and entry.attachment.sandbox == sandbox_id:
+                try:
+                    self.detach(entry, why)
+                except RailmateError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def detach(self, entry: Entry, why: str) -> Entry:
+        """Close the gate, then bring the netdevs home. Returns the entry without attachment."""
+        self._ledger.close_gate(entry.claim.uid)
+        attachment = entry.attachment
+        if attachment is None:
+            return entry
+        if attachment.netns is not None:
+            in_pod = {netdev.pci_address: netdev for netdev in attachment.netdevs}
+            requests = [
+                ReturnRequest(nic.snapshot, in_pod.get(nic.address)) for nic in entry.nics if nic.snapshot
+            ]
+            returned = return_all(requests, Path(attachment.netns))
+            self._remember_strays(entry, returned)
+            self._report(entry, returned, why)
+        entry = entry.with_attachment(None)
+        self._ledger.put(entry, durable=False)
+        return entry
+
+    def _remember_strays(self, entry: Entry, returned: Sequence[NetdevReturn]) -> None:
+        """A netdev that comes home after its claim is forgotten must still find its name and MAC again."""
+        lost = {one.pci_address for one in returned if one.state is ReturnState.LOST}
+        for nic in entry.nics:
+            if nic.snapshot and nic.address in lost:
+                self._ledger.put_stray(nic.snapshot)
+
+    def _report(self, entry: Entry, returned: Sequence[NetdevReturn], why: str) -> None:
+        """Log what became of the netdevs. Raises RailmateError when one is still in the pod."""
+        for one in returned:
+            for problem in one.problems:
+                log.warning("%s: %s: %s", entry.claim, one.pci_address, problem)
+            if one.state is ReturnState.LOST:
+                log.warning(
+                    "%s: the netdev of %s is neither in the pod nor on the node; it is looked for until it is back",
+                    entry.claim, one.pci_address,
+                )  # fmt: skip
+        stuck = [one.pci_address for one in returned if one.state is ReturnState.FAILED]
+        if stuck:
+            raise RailmateError(
+                f"{entry.claim}: the netdev of {', '.join(stuck)} is still in the pod and could not be taken back; "
+                "see the log above for the cause. It is tried again."
+            )
+        states = ", ".join(f"{one.pci_address} {one.state}" for one in returned)
+        log.info("%s: detached (%s): %s", entry.claim, why, states)
+
+    def why_not(self, entry: Entry, sandbox: Sandbox) -> str:
+        at = entry.attachment
+        if sandbox.pod_uid not in entry.pods or (at is not None and at.pod_uid != sandbox.pod_uid):
+            where = f"is in pod {at.pod}" if at is not None else "was prepared for another pod"
+            return (
+                f"{self._driver}: the NIC of {entry.claim} {where}, and a NIC can be in one pod only. "
+                f"Give pod {sandbox.pod} a claim of its own through a ResourceClaimTemplate."
+            )
+        return (
+            f"{self._driver}: the NIC of {entry.claim} is not attached to pod {sandbox.pod} yet; "
+            "the container starts by itself once it is."
+        )
+
+    def fetch_strays(self) -> int:
+        """Put right what has come home since it was lost; return how many did."""
+        strays = self._ledger.strays()
+        if not strays:
+            return 0
+        found = 0
+        for one in return_all([ReturnRequest(stray) for stray in strays], None, wait=0.0):
+            if one.home:
+                self._ledger.drop_stray(one.pci_address)
+                log.info("the netdev of %s is home again, as %s", one.pci_address, one.name)
+                found += 1
+        return found
+
+
+def attempt(verb: Callable[[], object]) -> bool:
+    """Do it if it can be done; one failure must not stop the rest. Failures are logged."""
+    try:
+        verb()
+    except RailmateError as error:
+        log.warning("%s", error)
+    except Exception:
+        log.exception("unexpected error; going on with the rest")
+    else:
+        return True
+    return False
