@@ -125,7 +125,7 @@ def test_a_driver_that_is_killed_comes_back_to_the_pods_it_left(lab: Lab, worksp
 def test_unknown_config_is_refused_at_admission_with_the_fields_name(lab: Lab, workspace: Workspace) -> None:
     config = {"apiVersion": "railmate.dev/v1alpha1", "kind": "RdmaVfConfig", "interfaceNmae": "rail0"}
     spec = claim_spec("gpu-rdma-pair.railmate.dev", config=config)
-    with pytest.raises(HarnessError, match='has no field "interfaceNmae"; it has: .*interfaceName'):
+    with pytest.raises(HarnessError, match=r'has no field "interfaceNmae"; it has: .*interfaceName'):
         workspace.apply(template("bad", spec))
 
 

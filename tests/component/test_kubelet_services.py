@@ -1,0 +1,255 @@
+"""The kubelet's sockets: registration and both versions of the service, called as the kubelet calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from railmate.claims.records import ClaimRef, PreparedDevice
+from railmate.claims.state import PreparedClaim
+from railmate.errors import RailmateError
+from railmate.kubelet.server import KubeletServer
+from railmate.kubelet.sockets import Sockets, sockets
+from railmate_api.proto import (
+    dra_v1_pb2,
+    dra_v1_pb2_grpc,
+    dra_v1beta1_pb2,
+    dra_v1beta1_pb2_grpc,
+    pluginregistration_pb2,
+    pluginregistration_pb2_grpc,
+)
+
+VERSIONS = pytest.mark.parametrize(
+    ("messages", "services"), [(dra_v1_pb2, dra_v1_pb2_grpc), (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc)]
+)
+PACKAGES = {dra_v1_pb2: "v1", dra_v1beta1_pb2: "v1beta1"}
+#: The kubelet's own limits (pkg/kubelet/pluginmanager, pkg/kubelet/cm/dra/plugin).
+GET_INFO_SECONDS, CALL_SECONDS = 1, 45
+
+
+class Verbs:
+    def __init__(self) -> None:
+        self.unprepared: list[ClaimRef] = []
+        self.release = threading.Event()
+
+    def prepare(self, ref: ClaimRef) -> PreparedClaim:
+        if ref.name == "bad":
+            raise RailmateError(f"{ref}: no")
+        if ref.name == "slow":
+            self.release.wait(20)
+        return PreparedClaim((PreparedDevice("main", "node1", "pair-0"),), {"pair-0": ["railmate.dev/claim=x"]})
+
+    def unprepare(self, ref: ClaimRef) -> None:
+        self.unprepared.append(ref)
+
+
+class Kubelet:
+    """The kubelet's side. It dials the registration socket it finds, then the endpoint it is told."""
+
+    def __init__(self, paths: Sockets, verbs: Verbs, heard: list[bool], server: KubeletServer) -> None:
+        self.paths, self.verbs, self.heard, self.server = paths, verbs, heard, server
+
+    async def register(self) -> Any:
+        async with grpc.aio.insecure_channel(f"unix:{self.paths.registration}") as channel:
+            stub = pluginregistration_pb2_grpc.RegistrationStub(channel)
+            info = await stub.GetInfo(pluginregistration_pb2.InfoRequest(), timeout=GET_INFO_SECONDS)
+            await stub.NotifyRegistrationStatus(
+                pluginregistration_pb2.RegistrationStatus(plugin_registered=True), timeout=5
+            )
+            return info
+
+    @asynccontextmanager
+    async def plugin(self, services: Any) -> AsyncIterator[Any]:
+        info = await self.register()
+        async with grpc.aio.insecure_channel(f"unix:{info.endpoint}") as channel:
+            yield services.DRAPluginStub(channel)
+
+
+def with_server(tmp_path: Path, test: Callable[[Kubelet], Any]) -> None:
+    async def run() -> None:
+        paths, verbs, heard = sockets(tmp_path, "railmate.dev", "pod-uid"), Verbs(), list[bool]()
+        server = KubeletServer("railmate.dev", paths, verbs, heard.append)
+        await server.start()
+        try:
+            await test(Kubelet(paths, verbs, heard, server))
+        finally:
+            verbs.release.set()
+            await server.stop(grace=1)
+
+    asyncio.run(run())
+
+
+def claims(messages: Any, *names: str) -> list[Any]:
+    return [messages.Claim(uid=f"uid-{name}", namespace="team", name=name) for name in names]
+
+
+def test_registration_leads_to_the_service(tmp_path: Path) -> None:
+    async def test(kubelet: Kubelet) -> None:
+        info = await kubelet.register()
+        assert (info.type, info.name) == ("DRAPlugin", "railmate.dev")
+        assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+        assert Path(info.endpoint).is_absolute()
+        assert Path(info.endpoint).is_socket()
+        assert kubelet.heard == [True]
+
+    with_server(tmp_path, test)
+
+
+@VERSIONS
+def test_prepare_and_unprepare(tmp_path: Path, messages: Any, services: Any) -> None:
+    async def test(kubelet: Kubelet) -> None:
+        async with kubelet.plugin(services) as plugin:
+            request = messages.NodePrepareResourcesRequest(claims=claims(messages, "good", "bad"))
+            answer = await plugin.NodePrepareResources(request, timeout=CALL_SECONDS)
+            assert answer.claims["uid-good"].devices[0].cdi_device_ids == ["railmate.dev/claim=x"]
+            assert answer.claims["uid-bad"].error == "ResourceClaim team/bad: no"
+            request = messages.NodeUnprepareResourcesRequest(claims=claims(messages, "good"))
+            answer = await plugin.NodeUnprepareResources(request, timeout=CALL_SECONDS)
+            assert set(answer.claims) == {"uid-good"}
+            assert kubelet.verbs.unprepared == [ClaimRef("uid-good", "team", "good")]
+
+    with_server(tmp_path, test)
+
+
+@VERSIONS
+def test_services_have_the_kubelets_wire_names(tmp_path: Path, messages: Any, services: Any) -> None:
+    """Called by their full names and raw bytes: nothing of ours is on the client's side."""
+
+    async def test(kubelet: Kubelet) -> None:
+        name = f"/k8s.io.kubelet.pkg.apis.dra.{PACKAGES[messages]}.DRAPlugin/NodePrepareResources"
+        async with grpc.aio.insecure_channel(f"unix:{kubelet.paths.service}") as channel:
+            # field 1 (claims): a message with namespace (1), uid (2), name (3)
+            claim = b"\x0a\x04team\x12\x05uid-g\x1a\x04good"
+            answer = await channel.unary_unary(name)(b"\x0a" + bytes([len(claim)]) + claim, timeout=5)
+            assert b"uid-g" in answer
+            assert b"pair-0" in answer
+
+    with_server(tmp_path, test)
+
+
+@pytest.mark.parametrize("junk", [b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"\x00" * 100, b"\x0a\x02\x12\xc3"])
+def test_malformed_request_is_refused_and_the_next_is_answered(tmp_path: Path, junk: bytes) -> None:
+    async def test(kubelet: Kubelet) -> None:
+        async with grpc.aio.insecure_channel(f"unix:{kubelet.paths.service}") as channel:
+            name = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"
+            with pytest.raises(grpc.RpcError):
+                await channel.unary_unary(name)(junk, timeout=5)
+            assert await channel.unary_unary(name)(b"", timeout=5) == b""
+
+    with_server(tmp_path, test)
+
+
+def test_slow_claim_does_not_hold_up_other_calls(tmp_path: Path) -> None:
+    async def test(kubelet: Kubelet) -> None:
+        async with kubelet.plugin(dra_v1_pb2_grpc) as plugin:
+            slow = plugin.NodePrepareResources(
+                dra_v1_pb2.NodePrepareResourcesRequest(claims=claims(dra_v1_pb2, "slow")), timeout=CALL_SECONDS
+            )
+            request = dra_v1_pb2.NodePrepareResourcesRequest(claims=claims(dra_v1_pb2, "good"))
+            answer = await plugin.NodePrepareResources(request, timeout=5)
+            assert not answer.claims["uid-good"].error
+            await kubelet.register()
+            kubelet.verbs.release.set()
+            assert not (await slow).claims["uid-slow"].error
+
+    with_server(tmp_path, test)
+
+
+def test_call_in_flight_is_finished_when_the_server_ends(tmp_path: Path) -> None:
+    async def test(kubelet: Kubelet) -> None:
+        async with kubelet.plugin(dra_v1_pb2_grpc) as plugin:
+            request = dra_v1_pb2.NodePrepareResourcesRequest(claims=claims(dra_v1_pb2, "slow"))
+            call = asyncio.ensure_future(plugin.NodePrepareResources(request, timeout=CALL_SECONDS))
+            while kubelet.server._workers._work_queue.qsize() or not kubelet.server._workers._threads:
+                await asyncio.sleep(0.01)
+            stopping = asyncio.ensure_future(kubelet.server.stop(grace=10))
+            while kubelet.paths.registration.exists():
+                await asyncio.sleep(0.01)
+            kubelet.verbs.release.set()
+            answer = await call
+            assert answer.claims["uid-slow"].devices
+            await stopping
+
+    with_server(tmp_path, test)
+
+
+def test_both_sockets_are_gone_after_the_end(tmp_path: Path) -> None:
+    """A registration socket that stays is dialled by the kubelet for ever."""
+    kept: list[Sockets] = []
+
+    async def test(kubelet: Kubelet) -> None:
+        kept.append(kubelet.paths)
+
+    with_server(tmp_path, test)
+    assert not kept[0].registration.exists()
+    assert not kept[0].service.exists()
+
+
+def test_sockets_left_by_a_killed_process_are_replaced(tmp_path: Path) -> None:
+    paths = sockets(tmp_path, "railmate.dev", "pod-uid")
+    for path in (paths.registration, paths.service):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with socket.socket(socket.AF_UNIX) as old:
+            old.bind(str(path))
+
+    async def test(kubelet: Kubelet) -> None:
+        await kubelet.register()
+
+    with_server(tmp_path, test)
+
+
+def test_two_instances_serve_side_by_side(tmp_path: Path) -> None:
+    async def run() -> None:
+        servers = []
+        for pod in ("old", "new"):
+            paths = sockets(tmp_path, "railmate.dev", pod)
+            server = KubeletServer("railmate.dev", paths, Verbs(), lambda registered: None)
+            await server.start()
+            servers.append((server, Kubelet(paths, Verbs(), [], server)))
+        endpoints = {(await kubelet.register()).endpoint for _, kubelet in servers}
+        assert len(endpoints) == 2
+        await servers[0][0].stop(grace=1)
+        await servers[1][1].register()
+        await servers[1][0].stop(grace=1)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("obstacle", ["plugins_registry", "plugins"])
+def test_socket_that_cannot_be_made_is_said_in_words(tmp_path: Path, obstacle: str) -> None:
+    (tmp_path / obstacle).write_text("in the way")
+
+    async def run() -> None:
+        server = KubeletServer("railmate.dev", sockets(tmp_path, "railmate.dev", "p"), Verbs(), lambda _: None)
+        try:
+            await server.start()
+        finally:
+            await server.stop(grace=0)
+
+    with pytest.raises(RailmateError, match="mounted into this pod"):
+        asyncio.run(run())
+
+
+def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    paths = sockets(tmp_path, "railmate.dev", "p")
+    paths.service.parent.mkdir(parents=True)
+    paths.service.write_text("somebody's file")
+
+    async def run() -> None:
+        server = KubeletServer("railmate.dev", paths, Verbs(), lambda _: None)
+        try:
+            await server.start()
+        finally:
+            await server.stop(grace=0)
+
+    with pytest.raises(RailmateError, match=str(paths.service)):
+        asyncio.run(run())
+    assert paths.service.read_text() == "somebody's file"

@@ -1,0 +1,234 @@
+"""Slices in a real API server, written by the driver's own identity."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from component.conftest import DRIVER, PATIENCE, Cluster, wait_until
+from harness.api import ApiError as Refused
+from harness.controlplane import ControlPlane
+from railmate.kube.client import KubeClient
+from railmate.kube.errors import ApiError
+from railmate.publish.controller import SliceController, dropped_fields
+from railmate.publish.model import Offer
+from railmate.publish.slices import resource_slices
+
+Offers = Callable[..., Offer]
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+
+
+class Counting(KubeClient):
+    """Counts what is written."""
+
+    writes = 0
+
+    def create_slice(self, body: Any) -> Any:
+        self.writes += 1
+        return super().create_slice(body)
+
+    def update_slice(self, body: Any) -> Any:
+        self.writes += 1
+        return super().update_slice(body)
+
+    def delete_slice(self, existing: Any) -> None:
+        self.writes += 1
+        super().delete_slice(existing)
+
+
+def counting(cluster: Cluster, node: str) -> Counting:
+    return Counting(cluster.driver_client(node)._api.configuration)
+
+
+@contextmanager
+def running(kube: KubeClient, node: str, offer: Offer) -> Iterator[SliceController]:
+    published = threading.Event()
+    controller = SliceController(kube, DRIVER, node, offer, published.set)
+    threading.Thread(target=controller.run, daemon=True).start()
+    assert published.wait(PATIENCE)
+    try:
+        yield controller
+    finally:
+        controller.stop()
+
+
+@pytest.mark.parametrize(
+    ("machine", "vfs", "share"),
+    [
+        ("dgx-a100", 4, False),
+        ("dgx-a100", 1, False),
+        ("dgx-a100", 0, False),
+        ("dgx-a100", 16, True),
+        ("aws-p5en", 0, False),
+        ("aws-p4d", 0, False),
+        ("tuolumne-mi300a", 0, False),
+        ("b200-8gpu", 0, False),
+        ("lassen-p9", 0, False),
+    ],
+)
+def test_server_keeps_every_field_of_every_machine(
+    cluster: Cluster, offers: Offers, machine: str, vfs: int, share: bool
+) -> None:
+    node = cluster.node(f"publish-{machine}-{vfs}{'-share' if share else ''}")
+    offer = offers(machine, vfs, share_pair_vfs=share)
+    cluster.publish(node, offer)
+    stored = cluster.slices(node)
+    sent = resource_slices(offer, DRIVER, node)
+    assert [item["metadata"]["name"] for item in stored] == [item["metadata"]["name"] for item in sent]
+    for one, other in zip(sent, stored, strict=True):
+        assert dropped_fields(one["spec"], other["spec"]) == set()
+        assert one["spec"] | {"devices": []} == other["spec"] | {"devices": []}
+        assert one["spec"].get("devices", []) == other["spec"].get("devices", [])
+
+
+def test_slices_belong_to_the_node(cluster: Cluster, offers: Offers) -> None:
+    node = cluster.node("publish-owner")
+    cluster.publish(node, offers())
+    uid = cluster.plane.request("GET", f"/api/v1/nodes/{node}")["metadata"]["uid"]
+    for item in cluster.slices(node):
+        (owner,) = item["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", node, uid)
+    cluster.plane.request("DELETE", f"/api/v1/nodes/{node}")
+    wait_until(lambda: not cluster.slices(node), "the slices of a deleted node are gone")
+
+
+def test_nothing_is_written_when_nothing_changed(cluster: Cluster, offers: Offers) -> None:
+    node = cluster.node("publish-idle")
+    kube = counting(cluster, node)
+    SliceController(kube, DRIVER, node, offers()).sync()
+    before = [item["metadata"]["resourceVersion"] for item in cluster.slices(node)]
+    kube.writes = 0
+    for _ in range(3):
+        SliceController(kube, DRIVER, node, offers()).sync()
+    assert kube.writes == 0
+    assert [item["metadata"]["resourceVersion"] for item in cluster.slices(node)] == before
+
+
+def test_wiped_slices_are_back_within_a_second(cluster: Cluster, offers: Offers) -> None:
+    """The kubelet wipes them at its start, by its own identity, as here."""
+    node = "node-a"  # has a kubelet's token
+    cluster.node(node)
+    kube = counting(cluster, node)
+    with running(kube, node, offers()):
+        wanted = [item["spec"]["devices"] for item in cluster.slices(node) if "devices" in item["spec"]]
+        kube.writes = 0
+        selector = f"fieldSelector=spec.nodeName%3D{node}"
+        uids = {item["metadata"]["uid"] for item in cluster.slices(node)}
+        cluster.plane.request("DELETE", f"{SLICES}?{selector}", identity=f"system:node:{node}")
+
+        def restored() -> bool:
+            found = cluster.slices(node)
+            return len(found) == 2 and uids.isdisjoint(item["metadata"]["uid"] for item in found)
+
+        assert wait_until(restored, "the slices are back") < 1.0
+        assert [i["spec"]["devices"] for i in cluster.slices(node) if "devices" in i["spec"]] == wanted
+        assert_one_pool(cluster, node)
+
+
+def test_single_deleted_slice_is_back_within_a_second(cluster: Cluster, offers: Offers) -> None:
+    node = cluster.node("publish-single")
+    with running(cluster.driver_client(node), node, offers()):
+        gone = cluster.slices(node)[1]["metadata"]
+        cluster.plane.request("DELETE", f"{SLICES}/{gone['name']}")
+
+        def restored() -> bool:
+            found = cluster.slices(node)
+            return len(found) == 2 and found[1]["metadata"]["uid"] != gone["uid"] and one_pool(found)
+
+        assert wait_until(restored, "the slice is back") < 1.0
+
+
+def test_altered_slice_is_put_right(cluster: Cluster, offers: Offers) -> None:
+    node = cluster.node("publish-altered")
+    with running(cluster.driver_client(node), node, offers()):
+        altered = cluster.slices(node)[1]
+        wanted = len(altered["spec"]["devices"])
+        altered["spec"]["devices"] = altered["spec"]["devices"][:3]
+        cluster.plane.request("PUT", f"{SLICES}/{altered['metadata']['name']}", altered)
+        wait_until(
+            lambda: len(cluster.slices(node)[1]["spec"]["devices"]) == wanted, "the slice is put right"
+        )
+
+
+def test_another_offer_replaces_the_slices(cluster: Cluster, offers: Offers) -> None:
+    """More slices, then fewer: stale ones go, and the pool is of one generation each time."""
+    node = cluster.node("publish-changes")
+    for vfs, count in ((4, 2), (16, 3), (4, 2)):
+        cluster.publish(node, offers("dgx-a100", vfs))
+        assert len(cluster.slices(node)) == count
+        assert_one_pool(cluster, node)
+
+
+def test_empty_machine_shows_that_its_driver_is_up(cluster: Cluster) -> None:
+    node = cluster.node("publish-empty")
+    cluster.publish(node, Offer())
+    (item,) = cluster.slices(node)
+    assert item["spec"].get("devices", []) == []
+
+
+def test_long_node_name_is_published(cluster: Cluster, offers: Offers) -> None:
+    node = ".".join(["n" * 60, "o" * 60, "p" * 60, "q" * 60])
+    cluster.plane.add_node(node, {"kubernetes.io/hostname": "long"})
+    cluster.publish(node, offers())
+    assert len(cluster.slices(node)) == 2
+
+
+def test_driver_may_do_nothing_else(cluster: Cluster) -> None:
+    node = cluster.node("publish-rights")
+    token = cluster.plane.service_account_token("railmate", cluster.service_account, node=node)
+    for method, path in (
+        ("GET", "/api/v1/secrets"),
+        ("GET", "/api/v1/pods"),
+        ("GET", "/api/v1/nodes"),
+        ("DELETE", f"/api/v1/nodes/{node}"),
+        ("GET", "/apis/resource.k8s.io/v1/resourceclaims"),
+        ("DELETE", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/x"),
+    ):
+        with pytest.raises(Refused) as caught:
+            cluster.plane.request(method, path, token=token)
+        assert caught.value.status == 403, path
+
+
+def test_error_of_the_server_is_in_its_words(cluster: Cluster) -> None:
+    node = cluster.node("publish-errors")
+    with pytest.raises(ApiError, match='resourceclaims.* "nothing" not found') as caught:
+        cluster.driver_client(node).get_claim("default", "nothing")
+    assert caught.value.not_found
+
+
+def test_server_without_counters_gets_what_it_keeps(
+    tmp_path: Path, start_cluster: Callable[..., Cluster], offers: Offers, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ControlPlane(
+        tmp_path, emulated_version="1.35", feature_gates={"DRAPartitionableDevices": False}
+    ) as plane:
+        cluster = start_cluster(plane)
+        node = cluster.node("old")
+        kube = counting(cluster, node)
+        controller = SliceController(kube, DRIVER, node, offers())
+        controller.sync()
+        assert sum(len(item["spec"].get("devices", [])) for item in cluster.slices(node)) == 40
+        assert "DRAPartitionableDevices" in caplog.text
+        kube.writes = 0
+        controller.sync()
+        controller.sync()
+        assert kube.writes == 0
+        cluster.plane.request("DELETE", SLICES)
+        controller.sync()
+        assert sum(len(item["spec"].get("devices", [])) for item in cluster.slices(node)) == 40
+
+
+def one_pool(slices: list[dict[str, Any]]) -> bool:
+    pools = [item["spec"]["pool"] for item in slices]
+    return {pool["resourceSliceCount"] for pool in pools} == {len(pools)} and len(
+        {pool["generation"] for pool in pools}
+    ) == 1
+
+
+def assert_one_pool(cluster: Cluster, node: str) -> None:
+    assert one_pool(cluster.slices(node))
