@@ -6,8 +6,11 @@ import contextlib
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
+
+_TEMPORARY = ".tmp-"
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o600, durable: bool = True) -> None:
@@ -26,7 +29,7 @@ def json_bytes(value: Any) -> bytes:
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
     # A name that starts with "." and has no suffix: neither CDI nor the ledger reads it if it is left behind.
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{_TEMPORARY}{path.stem}-")
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -42,6 +45,19 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = T
         raise
     if durable:
         sync_directory(path.parent)
+
+
+def remove_temporaries(directory: Path, stem: str = "", older_than: float = 0.0) -> int:
+    """Remove what killed writers left of files whose name starts with ``stem``; return how many.
+
+    Call it where no other writer can be at work, or with an age in seconds that no write takes.
+    """
+    removed = 0
+    for path in directory.glob(f"{_TEMPORARY}{stem}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime >= older_than and remove(path):
+                removed += 1
+    return removed
 
 
 def remove(path: Path) -> bool:

@@ -89,6 +89,11 @@ class Ledger:
     def drop(self, uid: str) -> None:
         files.remove(self._path(uid))
 
+    def remove_temporaries(self) -> int:
+        """Remove what killed writers left; return how many. Under the lock no other writer is at work."""
+        gate = files.remove_temporaries(self.plugin_dir, older_than=60.0)  # written without the lock
+        return gate + sum(files.remove_temporaries(d) for d in (self._claims, self._attached, self._strays))
+
     # --- netdevs that did not come home with their claim
     def strays(self) -> list[NetdevSnapshot]:
         found = []

@@ -168,12 +168,14 @@ class _Planner:
     def device(self, result: Mapping[str, Any]) -> PreparedDevice:
         offered = self._offered(result)
         request = result["request"].split("/", 1)[0]
+        admin = bool(result.get("adminAccess"))
         nodes, vendor_ids = self._gpu_nodes(offered)
         nics = []
         for address in offered.nics:
             function = self._node.inventory.functions[address]
             nodes += self._rdma_nodes(function)
-            nics.append(self._nic(function, request, self._config(result["request"])))
+            if not admin:
+                nics.append(self._nic(function, request, self._config(result["request"])))
         attributes = {name: api_attribute(value) for name, value in offered.attributes.items()}
         if nics:
             attributes[names.INTERFACE] = api_attribute(
@@ -188,6 +190,7 @@ class _Planner:
             nodes=tuple(dict.fromkeys(nodes)),
             vendor_cdi_ids=tuple(vendor_ids),
             attributes=attributes,
+            admin_access=admin,
         )
 
     def _offered(self, result: Mapping[str, Any]) -> OfferedDevice:

@@ -8,7 +8,7 @@ Files of other drivers are left alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from pathlib import Path
 
@@ -35,10 +35,12 @@ class Reconciler:
         moves: Attachments,
         release: Callable[[ClaimRef], None],
         repaired: Repaired,
+        running: Callable[[], Set[str] | None] = frozenset,
     ) -> None:
-        """``release`` is unprepare: it gives everything of a claim back."""
+        """``release`` is unprepare: it gives everything of a claim back. ``running`` gives the UIDs of the pods that
+        have a sandbox, None while the runtime cannot be asked."""
         self._api, self._ledger, self._files, self._moves = api, ledger, runtime_files, moves
-        self._release, self._repaired = release, repaired
+        self._release, self._repaired, self._running = release, repaired, running
         self._inherited: set[str] | None = (
             None  # claims of earlier processes that the API was not asked about yet
         )
@@ -55,6 +57,8 @@ class Reconciler:
             for entry in entries.values():
                 attempt(partial(self._entry, entry))
             self._orphaned_files(set(entries))
+            for _ in range(self._ledger.remove_temporaries() + self._files.remove_temporaries()):
+                self._repaired("half-written file")
             for _ in range(self._moves.fetch_strays()):
                 self._repaired("stray netdev")
 
@@ -96,23 +100,37 @@ class Reconciler:
             entries = self._ledger.entries()
         if self._inherited is None:
             self._inherited = set(entries)
-        for uid in sorted(self._inherited):
-            if uid not in entries or attempt(partial(self._release_if_gone, entries[uid])):
-                self._inherited.discard(uid)
+        for uid in sorted(self._inherited & entries.keys()):
+            attempt(partial(self._release_if_gone, entries[uid]))
+        self._inherited &= entries.keys()
 
     def _release_if_gone(self, entry: Entry) -> None:
-        try:
-            gone = (
-                self._api.get_claim(entry.claim.namespace, entry.claim.name)["metadata"]["uid"]
-                != entry.claim.uid
-            )
-        except ApiError as error:
-            if not error.not_found:
-                raise
-            gone = True
-        if gone:
+        assert self._inherited is not None
+        if not self._is_gone(entry.claim):
+            self._inherited.discard(entry.claim.uid)  # from now on the kubelet tells
+        elif self._still_runs(entry):
+            log.info("%s is gone from the API, but its pod still runs; its devices stay with it", entry.claim)
+        else:
             log.warning(
                 "%s (%s) is gone from the API; its devices are released", entry.claim, entry.claim.uid
             )
             self._release(entry.claim)
+            self._inherited.discard(entry.claim.uid)
             self._repaired("deleted claim")
+
+    def _is_gone(self, claim: ClaimRef) -> bool:
+        try:
+            uid: str = self._api.get_claim(claim.namespace, claim.name)["metadata"]["uid"]
+        except ApiError as error:
+            if error.not_found:
+                return True
+            raise
+        return uid != claim.uid
+
+    def _still_runs(self, entry: Entry) -> bool:
+        """After a force delete a pod's processes outlive its claim by the grace period, and so does their hold."""
+        at = entry.attachment
+        if at is not None and at.netns is not None and is_namespace(Path(at.netns)):
+            return True
+        running = self._running()
+        return running is None or not running.isdisjoint(entry.pods)

@@ -47,6 +47,7 @@ class PreparedDevice:
 
     ``request`` is the base name, without a subrequest. ``nodes`` are device nodes, ``vendor_cdi_ids``
     the GPU vendor's own CDI devices. ``attributes`` (in the API's form) go into the metadata file.
+    With ``admin_access`` (KEP-5018) the device is looked at beside its user: device nodes only, nothing is held.
     """
 
     request: str
@@ -57,6 +58,7 @@ class PreparedDevice:
     nodes: tuple[DeviceNode, ...] = ()
     vendor_cdi_ids: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    admin_access: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Entry:
     @property
     def hardware(self) -> frozenset[str]:
         """PCI addresses of everything the claim holds."""
-        gpus = {gpu for device in self.devices for gpu in device.gpus}
+        gpus = {gpu for device in self.devices if not device.admin_access for gpu in device.gpus}
         return frozenset(gpus | {nic.address for nic in self.nics})
 
     def attached_to(self, sandbox: str) -> bool:

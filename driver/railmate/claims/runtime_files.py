@@ -61,6 +61,13 @@ class RuntimeFiles:
             found |= {path.name for path in self._metadata_dir.iterdir()}
         return found
 
+    def remove_temporaries(self) -> int:
+        """Remove what killed writers of ours left; return how many."""
+        found = 0
+        if self._cdi_dir.is_dir():
+            found += files.remove_temporaries(self._cdi_dir, Path(spec.file_name(self._driver, "")).stem)
+        return found + sum(files.remove_temporaries(path) for path in self._metadata_dir.glob("*/*"))
+
     def remove(self, claim_uid: str) -> None:
         files.remove(self._spec_file(claim_uid))
         shutil.rmtree(self._metadata_dir / claim_uid, ignore_errors=True)
@@ -82,15 +89,12 @@ class RuntimeFiles:
     def _cdi_devices(self, entry: Entry) -> list[spec.CdiDevice]:
         devices = []
         seen: set[str] = set()
-        gated: set[str] = set()
         gate = spec.Gate(self._gate, self._attached_dir, entry.claim.uid, self._driver)
         for device in entry.devices:
-            # A container gets all devices of a request or none, so one mount and one gate a request do.
+            # A container gets all devices of a request or none, so one mount and one gate a request do. A request
+            # for a GPU alone is gated too where another holds a NIC: the pod is not whole without it.
             first = device.request not in seen
-            needs_gate = bool(device.nics) and device.request not in gated
             seen.add(device.request)
-            if needs_gate:
-                gated.add(device.request)
             devices.append(
                 spec.CdiDevice(
                     name=spec.device_name(entry.claim.uid, device.device),
@@ -99,7 +103,7 @@ class RuntimeFiles:
                     metadata_mount=metadata.container_path(entry, device.request, self._driver)
                     if first
                     else None,
-                    gate=gate if needs_gate else None,
+                    gate=gate if first and entry.nics else None,
                 )
             )
         return devices

@@ -81,10 +81,16 @@ class ClaimState:
         self.moves = Attachments(node.driver, ledger, self._observer.attached)
         self._boot_id = boot_id
         self._freed = threading.Event()
+        self._stopping = False
 
     def update(self, node: NodeView) -> None:
         """The machine has changed; claims that are prepared keep what they have."""
         self._node = node
+
+    def stop(self) -> None:
+        """No prepare waits any longer: this instance ends."""
+        self._stopping = True
+        self._freed.set()
 
     def held(self) -> dict[str, ClaimRef]:
         """PCI addresses of all hardware that claims hold, and whose it is."""
@@ -118,6 +124,8 @@ class ClaimState:
                     log.info("%s Waiting for it.", reason)
                     waiting = True
             self._freed.wait(min(_POLL, max(0.0, deadline - time.monotonic())))
+            if self._stopping:
+                raise ClaimError(f"{ref}: the driver is being replaced. The kubelet asks its successor.")
 
     def unprepare(self, ref: ClaimRef) -> None:
         """Give everything of the claim back. Works from the ledger alone; an unknown claim is fine.
@@ -197,6 +205,7 @@ class ClaimState:
             if known is not None and known.boot_id == self._boot_id:
                 self.moves.detach(known, "its allocation has changed")
             self._ledger.close_gate(ref.uid)  # a marker from before a reboot says nothing
+            self.moves.fetch_strays()  # a netdev that came home late is to be remembered by its own name
             entry = self._new_entry(claim, ref, entries)
             self._ledger.put(entry)
             log.info(
@@ -237,7 +246,7 @@ class ClaimState:
     def _refuse_overlap(self, plan: Plan, ref: ClaimRef, others: Mapping[str, Entry]) -> None:
         """The last line of defence: after a force delete the scheduler hands a device on while the old pod
         still runs."""
-        wanted = {part for device in plan.devices for part in device.gpus}
+        wanted = {part for device in plan.devices if not device.admin_access for part in device.gpus}
         wanted |= {nic.address for device in plan.devices for nic in device.nics}
         for other in others.values():
             both = sorted(wanted & other.hardware)
@@ -259,7 +268,7 @@ class ClaimState:
             try:
                 nics.append(replace(nic, snapshot=snapshot(netdev, nic.address)))
             except RailmateError as error:
-                raise _NotYetError(f"{ref}: {error}.") from error
+                raise _NotYetError(f"{ref}: {error}{'' if str(error)[-1:] in '.?!' else '.'}") from error
         return replace(device, nics=tuple(nics))
 
     def _taken_interfaces(self, claim: Mapping[str, Any], others: Mapping[str, Entry]) -> set[str]:

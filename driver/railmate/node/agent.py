@@ -59,7 +59,13 @@ class Agent:
         self._state = ClaimState(kube, self._node_view(view), ledger, runtime_files, boot_id(), self._reports)
         self._repairs: Counter[str] = Counter()
         self._reconciler = Reconciler(
-            kube, ledger, runtime_files, self._state.moves, self._state.unprepare, self._count_repair
+            kube,
+            ledger,
+            runtime_files,
+            self._state.moves,
+            self._state.unprepare,
+            self._count_repair,
+            self._running_pods,
         )
         self._controller = SliceController(
             kube,
@@ -113,6 +119,7 @@ class Agent:
         self._stopping.set()
         self._controller.stop()
         self._watch.stop()
+        self._state.stop()
         await self._kubelet.stop(_GRACE)
         runtime.cancel()
         await asyncio.wait({runtime})
@@ -176,6 +183,9 @@ class Agent:
             )
             log.error("%s: %s", holders[address], message)
             self._reports.claim_event(holders[address], "DeviceGone", message)
+
+    def _running_pods(self) -> frozenset[str] | None:
+        return self._events.running_pods() if self._nri.connected else None
 
     def _count_repair(self, kind: str) -> None:
         self._repairs[kind] += 1

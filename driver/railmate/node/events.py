@@ -18,16 +18,21 @@ class RuntimeEvents:
 
     def __init__(self, driver: str, state: ClaimState) -> None:
         self._driver, self._state = driver, state
+        self._pods: dict[str, str] = {}  # sandbox ID -> pod UID, of all sandboxes that have not ended
         # not the kubelet's threads: those may all be waiting for a device that only an event here frees
         self._workers = ThreadPoolExecutor(4, thread_name_prefix="nri")
 
     async def synchronize(self, pods: list[PodSandbox], containers: list[ContainerInfo]) -> None:
-        await self._run(self._state.synchronize, [_sandbox(pod) for pod in live_sandboxes(pods)])
+        live = live_sandboxes(pods)
+        self._pods = {pod.id: pod.uid for pod in live}
+        await self._run(self._state.synchronize, [_sandbox(pod) for pod in live])
 
     async def run_pod_sandbox(self, pod: PodSandbox) -> None:
+        self._pods[pod.id] = pod.uid
         await self._run(self._state.attach, _sandbox(pod))
 
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
+        self._pods.pop(pod.id, None)
         await self._run(self._state.detach, pod.id)
 
     async def remove_pod_sandbox(self, pod: PodSandbox) -> None:
@@ -39,6 +44,10 @@ class RuntimeEvents:
         if claims:
             await self._run(self._state.check, _sandbox(pod), claims)
         return None
+
+    def running_pods(self) -> frozenset[str]:
+        """UIDs of the pods that have a sandbox, as of the last event."""
+        return frozenset(list(self._pods.values()))
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)

@@ -12,6 +12,8 @@ from railmate.publish.model import AttributeValue, Offer, OfferedDevice
 from railmate.topology.model import Pair, Role, Source, Topology
 from railmate_api import attributes as names
 
+#: Drivers that hold a function for a virtual machine or a user-space driver.
+_PASS_THROUGH = frozenset({"vfio-pci", "pci-stub", "uio_pci_generic", "igb_uio", "xen-pciback"})
 #: API limit of an attribute's string in bytes (k8s.io/api resource/v1, DeviceAttributeMaxValueLength).
 _MAX_STRING = 64
 
@@ -146,8 +148,9 @@ class _Mapping:
 
     # --- what may be offered
     def _offered(self, device: Gpu | Nic) -> bool:
-        """A function without a driver cannot be used by a pod."""
-        return device.function.driver is not None and device.address not in self._options.excluded
+        """A function without a driver, or held by one that only passes it through, cannot be used by a pod."""
+        usable = device.function.driver is not None and device.function.driver not in _PASS_THROUGH
+        return usable and device.address not in self._options.excluded
 
     def _offered_nic(self, nic: Nic) -> bool:
         rail = self._topology.roles.get(nic.address) == Role.RAIL

@@ -1,0 +1,27 @@
+"""The claims' tests share one small world: see ``claims_world`` and ``claims_netdevs``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from claims_netdevs import FakeNetdevs, World
+from claims_world import FakeClaims, state
+
+import railmate.claims.attachments as attachments
+import railmate.claims.state as verbs
+
+
+@pytest.fixture
+def netdevs(monkeypatch: pytest.MonkeyPatch) -> FakeNetdevs:
+    fake = FakeNetdevs()
+    monkeypatch.setattr(verbs, "snapshot", fake.snapshot)
+    for name in ("attach_all", "return_all"):
+        monkeypatch.setattr(attachments, name, getattr(fake, name))
+    return fake
+
+
+@pytest.fixture
+def world(tmp_path: Path, netdevs: FakeNetdevs) -> World:
+    api = FakeClaims()
+    return World(tmp_path, api, netdevs, state(tmp_path, api))
