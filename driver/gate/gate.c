@@ -8,14 +8,20 @@
  * sandbox, and only then. Exit code 0: the file is there. 1: it is not, or that cannot be told; the runtime
  * then refuses the container and shows the user what is on stderr. 2: wrong arguments.
  *
+ * A file that says "host" is for a pod on the host network, whose devices stay on the node. The driver knows such
+ * a pod only by what the runtime does not tell (its network namespace), and runtimes leave that out for other
+ * reasons too. So here it is looked at: the container must be in the network namespace that this hook runs in.
+ *
  * Everything that is not understood keeps the gate closed. The program needs nothing of the host: it is linked
- * statically, opens no file, and reads a bounded amount of input.
+ * statically and reads a bounded amount of input.
  */
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -32,6 +38,7 @@ static const char *const id_keys[] = {"io.kubernetes.cri.sandbox-id", "io.kubern
 static char state[MAX_STATE + 1];
 static char sandbox[MAX_ID + 2]; /* one more than allowed, so that a longer one is seen to be too long */
 static int sandbox_conflict;
+static long pid; /* the container's, in the hook's pid namespace; 0 where the state has none */
 
 struct scanner {
 	const char *at, *end;
@@ -156,6 +163,8 @@ static int value(struct scanner *s, int depth, int path)
 				return 0;
 			if (path == 0 && strcmp(text, "annotations") == 0)
 				inner = 1;
+			if (path == 0 && strcmp(text, "pid") == 0 && isdigit(peek(s)))
+				pid = strtol(s->at, NULL, 10); /* the input ends with a 0 */
 			if (path == 1 && peek(s) == '"' &&
 			    (strcmp(text, id_keys[0]) == 0 || strcmp(text, id_keys[1]) == 0)) {
 				if (!string(s, text, sizeof text))
@@ -178,6 +187,31 @@ static int is_id(const char *text, int dashes)
 	return length > 0 && length <= MAX_ID &&
 	       strspn(text, dashes ? "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-"
 				   : "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == length;
+}
+
+/* Whether the marker says that the pod is on the host network; -1 if that cannot be told. */
+static int says_host(const char *marker)
+{
+	char text[4];
+	int file = open(marker, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	ssize_t got;
+
+	if (file < 0)
+		return -1;
+	got = read(file, text, sizeof text);
+	close(file);
+	return got < 0 ? -1 : got == sizeof text && memcmp(text, "host", sizeof text) == 0;
+}
+
+/* Whether the container is in the network namespace of this process. */
+static int on_host_network(void)
+{
+	char path[64];
+	struct stat theirs, ours;
+
+	snprintf(path, sizeof path, "/proc/%ld/ns/net", pid);
+	return pid > 0 && stat(path, &theirs) == 0 && stat("/proc/self/ns/net", &ours) == 0 &&
+	       theirs.st_dev == ours.st_dev && theirs.st_ino == ours.st_ino;
 }
 
 int main(int argc, char **argv)
@@ -224,10 +258,17 @@ int main(int argc, char **argv)
 	if (got < 0 || (size_t)got >= sizeof path)
 		return refuse("the path of the directory of attached claims is too long");
 	if (lstat(path, &marker) == 0) {
-		if (S_ISREG(marker.st_mode))
-			return 0;
-		return refuse("whether claim %s is attached to this pod cannot be told: %s is no regular file", argv[2],
-			      path);
+		int host = S_ISREG(marker.st_mode) ? says_host(path) : -1;
+
+		if (host < 0)
+			return refuse("whether claim %s is attached to this pod cannot be told: %s is no readable regular "
+				      "file", argv[2], path);
+		if (host && !on_host_network())
+			return refuse("the network device of claim %s is not attached to this pod: the container runtime "
+				      "named no network namespace for the pod, and the pod is not on the host network. "
+				      "Delete the pod; if it comes again, see the container runtime's log on this node.",
+				      argv[2]);
+		return 0;
 	}
 	if (errno != ENOENT)
 		return refuse("whether claim %s is attached to this pod cannot be told: %s: %s", argv[2], argv[1],

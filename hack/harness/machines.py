@@ -100,12 +100,37 @@ def parse_machine(facts: Mapping[str, Any]) -> Machine:
             name, address, path, (class_code, identity, subsystem), words[address], models, inherited_numa
         )
     functions = dict(sorted(functions.items(), key=lambda item: order(item[0])))
-    return Machine(
+    machine = Machine(
         name=name,
         functions=_numbered(functions, models),
         gpus=_gpus(name, functions, words, models),
         nvidia_driver=facts.get("nvidiaDriver"),
         expected=facts.get("expected") or {},
+    )
+    return _with_recorded_words(machine, facts)
+
+
+def _with_recorded_words(machine: Machine, facts: Mapping[str, Any]) -> Machine:
+    """What only recordings say: the VFs that were there, and rates that are not the model's."""
+    functions = dict(machine.functions)
+    vfs: dict[str, dict[int, str]] = {}
+    for address, _, fields, _ in _tree(facts["pci"]):
+        words = dict(word.split("=", 1) for word in fields[3:])
+        if "rate" in words:
+            functions[address] = _with_rate(functions[address], int(words["rate"]))
+        if "pf" in words:
+            functions[address] = replace(functions[address], physical_function=words["pf"])
+            vfs.setdefault(words["pf"], {})[int(words["vf"])] = address
+    for pf, by_index in vfs.items():
+        functions[pf] = replace(functions[pf], virtual_functions=tuple(by_index[i] for i in sorted(by_index)))
+    return replace(machine, functions=_numbered(functions, facts.get("models") or {}))
+
+
+def _with_rate(function: PciFunction, rate: int) -> PciFunction:
+    return replace(
+        function,
+        netdevs=tuple(replace(netdev, speed=rate * 1000) for netdev in function.netdevs),
+        rdma_devices=tuple(replace(device, rate=rate) for device in function.rdma_devices),
     )
 
 
@@ -325,8 +350,8 @@ def with_vfs(
 
 def _slot_name(address: str) -> str:
     """systemd's name for an Ethernet device by its place: ``0000:4b:00.0`` -> ``enp75s0``."""
-    _, bus, device, function = order(address)
-    return f"enp{bus}s{device}" + (f"f{function}" if function else "")
+    domain, bus, device, function = order(address)
+    return (f"enP{domain}p" if domain else "enp") + f"{bus}s{device}" + (f"f{function}" if function else "")
 
 
 def _vf_addresses(pf: PciFunction, functions: Mapping[str, PciFunction], count: int) -> list[str]:

@@ -21,8 +21,23 @@ _WORDS = {
     "qemuport": "060400 1b36:000c -",
     "x3130": "060400 104c:8232 -",
     "gpu": "030200 10de:2330 10de:16c1",
+    "cx7bridge": "060400 15b3:1979 -",  # the switch in a ConnectX-7, with a GPU behind it
+    "amdbridge": "060400 1022:1500 -",  # the switch that serves one Instinct GPU
+    "dcubridge": "060400 1d94:1500 -",
     "mi300x": "120000 1002:74a1 1002:74a1",
     "gb300": "030200 10de:31c2 10de:21f1",
+    "gb200": "030200 10de:2941 10de:2046",
+    "mi250x": "038000 1002:7408 1002:0b0c",
+    "mi350": "120000 1002:75a0 1002:75a0",
+    "dcu": "0b4000 1d94:6210 1d94:6210",
+    "ve": "0b4000 1bcf:001c 1bcf:001c",
+    "efa": "020000 1d0f:efa2 1d0f:efa2",
+    "ena": "020000 1d0f:ec20 1d0f:ec20",
+    "slingshot": "020000 17db:0501 17db:0200",
+    "bnxt": "020000 14e4:1760 14e4:d125",
+    "cx4": "020000 15b3:1013 15b3:0001",
+    "cx4lx": "020000 15b3:1015 15b3:0001",
+    "vf": "020000 15b3:101e 15b3:0041",  # passed to a guest, which sees no PF
     "nic": "020000 15b3:1021 15b3:0041",
     "management": "020700 15b3:1021 15b3:0087",
     "dpu": "020000 15b3:a2dc 15b3:0009",

@@ -76,6 +76,9 @@ def _write_function(sysfs: Path, function: PciFunction, machine: Machine) -> Non
         attributes["sriov_numvfs"] = str(len(function.virtual_functions))
     for name, value in attributes.items():
         _write(directory / name, value)
+    # the header's ids: a function that does not answer reads all ones
+    ids = function.vendor.to_bytes(2, "little") + function.device.to_bytes(2, "little")
+    (directory / "config").write_bytes(ids + bytes(60))
     if function.vpd is not None:
         (directory / "vpd").write_bytes(function.vpd)
     _link(sysfs / "bus/pci/devices" / function.address, directory)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ def chart_objects() -> list[dict[str, Any]]:
 class Cluster:
     plane: ControlPlane
     service_account: str
-    _nodes: list[str] = field(default_factory=list)
 
     def node(self, name: str) -> str:
         self.plane.add_node(name)
@@ -149,7 +148,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIEN
 
 
 @pytest.fixture(scope="session")
-def start_cluster(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Cluster]:
+def start_cluster() -> Callable[..., Cluster]:
     def start(plane: ControlPlane) -> Cluster:
         objects = chart_objects()
         plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
@@ -176,6 +175,3 @@ def offers(scanned: Callable[[str, int], Inventory]) -> Callable[..., Offer]:
         return build_offer(inventory, analyze(inventory), OfferOptions(**options))
 
     return offer
-
-
-Labels = Mapping[str, str]

@@ -38,14 +38,17 @@ GET_INFO_SECONDS, CALL_SECONDS = 1, 45
 class Verbs:
     def __init__(self) -> None:
         self.unprepared: list[ClaimRef] = []
-        self.release = threading.Event()
+        self.started, self.release = threading.Event(), threading.Event()
 
     def prepare(self, ref: ClaimRef) -> PreparedClaim:
         if ref.name == "bad":
             raise RailmateError(f"{ref}: no")
         if ref.name == "slow":
+            self.started.set()
             self.release.wait(20)
-        return PreparedClaim((PreparedDevice("main", "node1", "pair-0"),), {"pair-0": ["railmate.dev/claim=x"]})
+        return PreparedClaim(
+            (PreparedDevice("main", "node1", "pair-0"),), {"pair-0": ["railmate.dev/claim=x"]}
+        )
 
     def unprepare(self, ref: ClaimRef) -> None:
         self.unprepared.append(ref)
@@ -96,8 +99,7 @@ def test_registration_leads_to_the_service(tmp_path: Path) -> None:
         info = await kubelet.register()
         assert (info.type, info.name) == ("DRAPlugin", "railmate.dev")
         assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
-        assert Path(info.endpoint).is_absolute()
-        assert Path(info.endpoint).is_socket()
+        assert info.endpoint == str(kubelet.paths.service.absolute())
         assert kubelet.heard == [True]
 
     with_server(tmp_path, test)
@@ -151,7 +153,8 @@ def test_slow_claim_does_not_hold_up_other_calls(tmp_path: Path) -> None:
     async def test(kubelet: Kubelet) -> None:
         async with kubelet.plugin(dra_v1_pb2_grpc) as plugin:
             slow = plugin.NodePrepareResources(
-                dra_v1_pb2.NodePrepareResourcesRequest(claims=claims(dra_v1_pb2, "slow")), timeout=CALL_SECONDS
+                dra_v1_pb2.NodePrepareResourcesRequest(claims=claims(dra_v1_pb2, "slow")),
+                timeout=CALL_SECONDS,
             )
             request = dra_v1_pb2.NodePrepareResourcesRequest(claims=claims(dra_v1_pb2, "good"))
             answer = await plugin.NodePrepareResources(request, timeout=5)
@@ -168,11 +171,9 @@ def test_call_in_flight_is_finished_when_the_server_ends(tmp_path: Path) -> None
         async with kubelet.plugin(dra_v1_pb2_grpc) as plugin:
             request = dra_v1_pb2.NodePrepareResourcesRequest(claims=claims(dra_v1_pb2, "slow"))
             call = asyncio.ensure_future(plugin.NodePrepareResources(request, timeout=CALL_SECONDS))
-            while kubelet.server._workers._work_queue.qsize() or not kubelet.server._workers._threads:
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(kubelet.verbs.started.wait, 5)
             stopping = asyncio.ensure_future(kubelet.server.stop(grace=10))
-            while kubelet.paths.registration.exists():
-                await asyncio.sleep(0.01)
+            await asyncio.sleep(0)  # the end has begun when the verb goes on
             kubelet.verbs.release.set()
             answer = await call
             assert answer.claims["uid-slow"].devices
@@ -228,7 +229,9 @@ def test_socket_that_cannot_be_made_is_said_in_words(tmp_path: Path, obstacle: s
     (tmp_path / obstacle).write_text("in the way")
 
     async def run() -> None:
-        server = KubeletServer("railmate.dev", sockets(tmp_path, "railmate.dev", "p"), Verbs(), lambda _: None)
+        server = KubeletServer(
+            "railmate.dev", sockets(tmp_path, "railmate.dev", "p"), Verbs(), lambda _: None
+        )
         try:
             await server.start()
         finally:

@@ -158,10 +158,14 @@ def test_altered_slice_is_put_right(cluster: Cluster, offers: Offers) -> None:
 def test_another_offer_replaces_the_slices(cluster: Cluster, offers: Offers) -> None:
     """More slices, then fewer: stale ones go, and the pool is of one generation each time."""
     node = cluster.node("publish-changes")
-    for vfs, count in ((4, 2), (16, 3), (4, 2)):
-        cluster.publish(node, offers("dgx-a100", vfs))
-        assert len(cluster.slices(node)) == count
+    counts = []
+    for vfs in (4, 16, 4):
+        offer = offers("dgx-a100", vfs)
+        cluster.publish(node, offer)
+        counts.append(len(cluster.slices(node)))
+        assert counts[-1] == len(resource_slices(offer, DRIVER, node))
         assert_one_pool(cluster, node)
+    assert counts[0] < counts[1]
 
 
 def test_empty_machine_shows_that_its_driver_is_up(cluster: Cluster) -> None:
@@ -196,7 +200,7 @@ def test_driver_may_do_nothing_else(cluster: Cluster) -> None:
 
 def test_error_of_the_server_is_in_its_words(cluster: Cluster) -> None:
     node = cluster.node("publish-errors")
-    with pytest.raises(ApiError, match='resourceclaims.* "nothing" not found') as caught:
+    with pytest.raises(ApiError, match=r'resourceclaims.* "nothing" not found') as caught:
         cluster.driver_client(node).get_claim("default", "nothing")
     assert caught.value.not_found
 

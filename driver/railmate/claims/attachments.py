@@ -7,11 +7,13 @@ it is made. Called under the ledger's lock.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from railmate.attach.model import MoveRequest, NetdevReturn, ReturnRequest, ReturnState
+from railmate.attach.namespaces import is_namespace
 from railmate.attach.netdev import attach_all, return_all
 from railmate.claims.ledger import Ledger
 from railmate.claims.records import Attachment, Entry
@@ -32,14 +34,19 @@ class Sandbox:
 
 class Attachments:
     def __init__(
-        self, driver: str, ledger: Ledger, on_attached: Callable[[Entry], None] = lambda entry: None
+        self,
+        driver: str,
+        ledger: Ledger,
+        boot_id: str,
+        on_attached: Callable[[Entry], None] = lambda entry: None,
     ) -> None:
-        self._driver, self._ledger, self._on_attached = driver, ledger, on_attached
+        self.driver, self._ledger, self._on_attached = driver, ledger, on_attached
+        self.boot_id = boot_id
 
     def attach(self, entry: Entry, sandbox: Sandbox) -> None:
         uid = entry.claim.uid
         if entry.attached_to(sandbox.id):
-            self._ledger.open_gate(uid, sandbox.id)
+            self._ledger.open_gate(uid, sandbox.id, host_network=sandbox.netns is None)
             return
         if entry.attachment is not None:
             if entry.attachment.pod_uid != sandbox.pod_uid:
@@ -54,13 +61,14 @@ class Attachments:
             try:
                 attachment = replace(attachment, netdevs=tuple(attach_all(requests, sandbox.netns)))
             except RailmateError as error:
-                self._ledger.put(entry.with_attachment(None), durable=False)
+                # Normally all is home again. What is not must not be forgotten: this looks, and keeps the record.
+                attempt(partial(self.detach, entry.with_attachment(attachment), "it could not be attached"))
                 raise RailmateError(
-                    f"{self._driver}: the NIC of {entry.claim} cannot be attached to pod {sandbox.pod}: {error}"
+                    f"{self.driver}: the NIC of {entry.claim} cannot be attached to pod {sandbox.pod}: {error}"
                 ) from error
         entry = entry.with_attachment(replace(attachment, complete=True))
         self._ledger.put(entry, durable=False)
-        self._ledger.open_gate(uid, sandbox.id)
+        self._ledger.open_gate(uid, sandbox.id, host_network=sandbox.netns is None)
         self._on_attached(entry)
         moved = ", ".join(f"{request.snapshot.name} as {request.name}" for request in requests)
         log.info(
@@ -68,40 +76,67 @@ class Attachments:
         )
 
     def detach_all(self, sandbox_id: str, why: str) -> None:
-        errors: list[RailmateError] = []
+        errors: list[Exception] = []
         for entry in self._ledger.entries().values():
             if entry.attachment is not None and entry.attachment.sandbox == sandbox_id:
                 try:
                     self.detach(entry, why)
-                except RailmateError as error:
+                except Exception as error:
+                    log.warning("%s", error)
                     errors.append(error)
         if errors:
             raise errors[0]
 
-    def detach(self, entry: Entry, why: str) -> Entry:
-        """Close the gate, then bring the netdevs home. Returns the entry without attachment."""
+    def bring_in_line(self, entry: Entry, live: Mapping[str, Sandbox]) -> None:
+        """Make the attachment what the pods' live sandboxes (by pod UID) say it should be.
+
+        An attachment is taken back only when its pod has another sandbox or its namespace has ended. That the runtime
+        does not name its sandbox proves nothing: what it said may be older than the attachment.
+        """
+        at = entry.attachment
+        sandbox = live.get(at.pod_uid) if at else None
+        ended = at is not None and at.netns is not None and not is_namespace(Path(at.netns))
+        if at is not None and (ended or (sandbox is not None and sandbox.id != at.sandbox)):
+            entry = self.detach(entry, "its sandbox has ended" if ended else "its pod has a new sandbox")
+        for uid in entry.pods:
+            if uid in live and entry.nics and not entry.attached_to(live[uid].id):
+                self.attach(entry, live[uid])
+                return
+
+    def detach(self, entry: Entry, why: str, *, keep_record: bool = True) -> Entry:
+        """Close the gate, then bring the netdevs home. Returns the entry without attachment, which is written unless
+        the caller drops the entry anyway (``keep_record``): on a full disk that alone must still work.
+        """
         self._ledger.close_gate(entry.claim.uid)
         attachment = entry.attachment
         if attachment is None:
             return entry
-        if attachment.netns is not None:
+        # after a reboot everything is where the kernel has put it
+        if attachment.netns is not None and entry.boot_id == self.boot_id:
             in_pod = {netdev.pci_address: netdev for netdev in attachment.netdevs}
             requests = [
                 ReturnRequest(nic.snapshot, in_pod.get(nic.address)) for nic in entry.nics if nic.snapshot
             ]
-            returned = return_all(requests, Path(attachment.netns))
+            # no waiting for what is not there: it is a stray then, and fetched as soon as it comes
+            returned = return_all(requests, Path(attachment.netns), wait=0.0)
             self._remember_strays(entry, returned)
             self._report(entry, returned, why)
         entry = entry.with_attachment(None)
-        self._ledger.put(entry, durable=False)
+        if keep_record:
+            attempt(
+                partial(self._ledger.put, entry, durable=False)
+            )  # the next look finds all home, and tries again
         return entry
 
     def _remember_strays(self, entry: Entry, returned: Sequence[NetdevReturn]) -> None:
-        """A netdev that comes home after its claim is forgotten must still find its name and MAC again."""
-        lost = {one.pci_address for one in returned if one.state is ReturnState.LOST}
-        for nic in entry.nics:
-            if nic.snapshot and nic.address in lost:
-                self._ledger.put_stray(nic.snapshot)
+        """A netdev that comes home after its claim is forgotten must still find its name and MAC again, and one that
+        could not be put right is tried again."""
+        snapshots = {nic.address: nic.snapshot for nic in entry.nics if nic.snapshot}
+        for one in returned:
+            if one.state is ReturnState.LOST or (one.home and one.problems):
+                attempt(partial(self._ledger.put_stray, snapshots[one.pci_address]))
+            elif one.home:
+                self._ledger.drop_stray(one.pci_address)
 
     def _report(self, entry: Entry, returned: Sequence[NetdevReturn], why: str) -> None:
         """Log what became of the netdevs. Raises RailmateError when one is still in the pod."""
@@ -127,11 +162,11 @@ class Attachments:
         if sandbox.pod_uid not in entry.pods or (at is not None and at.pod_uid != sandbox.pod_uid):
             where = f"is in pod {at.pod}" if at is not None else "was prepared for another pod"
             return (
-                f"{self._driver}: the NIC of {entry.claim} {where}, and a NIC can be in one pod only. "
+                f"{self.driver}: the NIC of {entry.claim} {where}, and a NIC can be in one pod only. "
                 f"Give pod {sandbox.pod} a claim of its own through a ResourceClaimTemplate."
             )
         return (
-            f"{self._driver}: the NIC of {entry.claim} is not attached to pod {sandbox.pod} yet; "
+            f"{self.driver}: the NIC of {entry.claim} is not attached to pod {sandbox.pod} yet; "
             "the container starts by itself once it is."
         )
 
@@ -142,7 +177,7 @@ class Attachments:
             return 0
         found = 0
         for one in return_all([ReturnRequest(stray) for stray in strays], None, wait=0.0):
-            if one.home:
+            if one.home and not one.problems:
                 self._ledger.drop_stray(one.pci_address)
                 log.info("the netdev of %s is home again, as %s", one.pci_address, one.name)
                 found += 1

@@ -11,16 +11,19 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from railmate import files
 from railmate.attach.model import NetdevSnapshot
-from railmate.claims.records import Entry
+from railmate.claims.records import Entry, NewerRecordError, is_claim_uid, netdev_snapshot
 from railmate.errors import RailmateError
 
 log = logging.getLogger(__name__)
+
+_COPY = ".prepared"  # suffix of an entry's second copy
 
 
 class Ledger:
@@ -38,6 +41,7 @@ class Ledger:
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._thread_lock = threading.RLock()
         self._depth = 0
+        self._asked: list[float] = []  # when each use of the lock that has not ended asked for it
         self._lock_file = plugin_dir / "serialize.lock"
         self._descriptor: int | None = None
 
@@ -49,18 +53,30 @@ class Ledger:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One thread of one instance at a time. Re-entrant within a thread."""
-        with self._thread_lock:
-            if self._depth == 0:
-                self._descriptor = os.open(self._lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            self._depth += 1
-            try:
-                yield
-            finally:
-                self._depth -= 1
-                if self._depth == 0 and self._descriptor is not None:
-                    os.close(self._descriptor)
-                    self._descriptor = None
+        asked = time.monotonic()
+        self._asked.append(asked)
+        try:
+            with self._thread_lock:
+                yield from self._with_file_lock()
+        finally:
+            self._asked.remove(asked)
+
+    def busy_for(self) -> float:
+        """Seconds since the longest-standing use of the lock asked for it. More than some means that it is stuck."""
+        return time.monotonic() - min(self._asked, default=time.monotonic())
+
+    def _with_file_lock(self) -> Iterator[None]:
+        if self._depth == 0:
+            self._descriptor = os.open(self._lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0 and self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
 
     def entries(self) -> dict[str, Entry]:
         """All entries. Files that are none are set aside as ``<name>.bad``.
@@ -69,7 +85,11 @@ class Ledger:
         """
         found: dict[str, Entry] = {}
         for path in sorted(self._claims.glob("*.json")):
-            entry = self._read(path)
+            try:
+                entry = self._read(path)
+            except NewerRecordError as error:
+                log.error("%s: %s", path, error)
+                continue
             if entry is not None:
                 found[entry.claim.uid] = entry
         return found
@@ -83,11 +103,17 @@ class Ledger:
         path = self._path(entry.claim.uid)
         try:
             files.write_json(path, entry.to_json(), durable=durable)
+            if (
+                durable
+            ):  # a second copy, of what was prepared: what the first is rebuilt from when it is damaged
+                files.write_json(path.with_suffix(_COPY), entry.to_json(), durable=False)
         except OSError as error:
             raise not_written(str(entry.claim), path, error) from error
 
     def drop(self, uid: str) -> None:
-        files.remove(self._path(uid))
+        path = self._path(uid)
+        files.remove(path.with_suffix(_COPY))
+        files.remove(path)
 
     def remove_temporaries(self) -> int:
         """Remove what killed writers left; return how many. Under the lock no other writer is at work."""
@@ -99,9 +125,11 @@ class Ledger:
         found = []
         for path in sorted(self._strays.glob("*.json")):
             try:
-                found.append(NetdevSnapshot.from_dict(json.loads(path.read_bytes())))
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                log.error("%s cannot be read (%s); removed", path, error)
+                found.append(netdev_snapshot(json.loads(path.read_bytes())))
+            except OSError as error:
+                log.error("%s cannot be read (%s); tried again", path, error)
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                log.error("%s is no record of a netdev (%s); removed", path, error)
                 files.remove(path)
         return found
 
@@ -128,46 +156,69 @@ class Ledger:
                 found.setdefault(uid, set()).add(sandbox)
         return found
 
-    def open_gate(self, uid: str, sandbox: str) -> None:
-        """Let containers of this sandbox start: the claim's devices are in it."""
-        files.write_bytes(self._attached / f"{uid}.{sandbox}", b"", durable=False)
+    def open_gate(self, uid: str, sandbox: str, *, host_network: bool = False) -> None:
+        """Let containers of this sandbox start: the claim's devices are in it, or stay on the node because the pod
+        is on the host network; the gate then looks whether it really is."""
+        content = b"host" if host_network else b""
+        files.write_bytes(self._attached / f"{uid}.{sandbox}", content, durable=False)
 
     def close_gate(self, uid: str, sandbox: str = "*") -> None:
         for marker in self._attached.glob(f"{uid}.{sandbox}"):
             files.remove(marker)
 
     def _path(self, uid: str) -> Path:
-        if not uid or not all(c.isalnum() or c in "-_" for c in uid):
-            raise ValueError(f"{uid!r} is no claim UID")
+        if not is_claim_uid(uid):
+            raise RailmateError(
+                f"{uid!r} is no UID of a claim; nothing was done for it. The kubelet's log may tell more."
+            )
         return self._claims / f"{uid}.json"
 
     def _read(self, path: Path) -> Entry | None:
         try:
-            data = path.read_bytes()
-        except FileNotFoundError:
+            return _load(path, path.stem)
+        except (FileNotFoundError, IsADirectoryError):
             return None
         except OSError as error:
             # the entry may be whole: out of descriptors, out of memory
             raise RailmateError(
                 f"ledger entry {path} cannot be read ({error}). It is tried again."
             ) from error
-        try:
-            entry = Entry.from_json(json.loads(data))
-            if entry.claim.uid != path.stem:
-                raise ValueError(f"it speaks of claim {entry.claim.uid}")
-            return entry
         except ValueError as error:
-            aside = path.with_suffix(".bad")
-            log.error("ledger entry %s cannot be read (%s); set aside as %s", path, error, aside.name)
+            return self._set_aside(path, str(error))
+
+    def _set_aside(self, path: Path, why: str) -> Entry | None:
+        """Keep the damaged file for people, and go on with the copy of what was prepared, where there is one.
+
+        Only what happened since is lost with it: where the netdevs are. They are found when they are looked for.
+        """
+        aside = path.with_suffix(".bad")
+        log.error("ledger entry %s cannot be used (%s); set aside as %s", path, why, aside.name)
+        try:
+            path.rename(aside)
+            entry = _load(path.with_suffix(_COPY), path.stem)
+            self.put(entry)
+        except (OSError, ValueError, RailmateError) as error:
+            log.error("ledger entry %s cannot be rebuilt: %s", path, error)
             self._on_set_aside(
-                f"The record of claim {path.stem} was damaged ({error}) and set aside as {aside}. If its pod still "
-                "runs, delete the pod, so that its devices are given back in order."
+                f"The record of claim {path.stem} was damaged ({why}) and set aside as {aside}. If its pod still runs, "
+                "delete the pod, so that its devices are given back in order."
             )
-            try:
-                path.rename(aside)
-            except OSError as second:
-                log.error("ledger entry %s cannot be set aside either: %s", path, second)
             return None
+        self._on_set_aside(
+            f"The record of claim {path.stem} was damaged ({why}); it was rebuilt. Look at the disk."
+        )
+        return entry
+
+
+def _load(path: Path, uid: str) -> Entry:
+    """Raises OSError, and ValueError when the file is no entry of this claim."""
+    try:
+        entry = Entry.from_json(json.loads(path.read_bytes()))
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+    if entry.claim.uid != uid:
+        raise ValueError(f"it speaks of claim {entry.claim.uid}")
+    return entry
 
 
 def not_written(claim: str, path: Path, error: OSError) -> RailmateError:

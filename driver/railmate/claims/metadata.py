@@ -39,7 +39,9 @@ def render(entry: Entry, request: str, driver: str) -> bytes:
     }
     if entry.pod_claim_name:
         body["podClaimName"] = entry.pod_claim_name
-    return "".join(json.dumps({"apiVersion": version, **body}) + "\n" for version in _VERSIONS).encode()
+    return "".join(
+        json.dumps({"apiVersion": version, **body}, sort_keys=True) + "\n" for version in _VERSIONS
+    ).encode()
 
 
 def requests(devices: Iterable[PreparedDevice]) -> list[str]:

@@ -8,13 +8,14 @@ Files of other drivers are left alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from railmate.attach.namespaces import is_namespace
-from railmate.claims.attachments import Attachments, attempt
+from railmate.claims.attachments import Attachments, Sandbox, attempt
 from railmate.claims.ledger import Ledger
+from railmate.claims.plan import allocated, reserved_pods
 from railmate.claims.records import ClaimRef, Entry
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.state import ClaimsApi
@@ -35,12 +36,14 @@ class Reconciler:
         moves: Attachments,
         release: Callable[[ClaimRef], None],
         repaired: Repaired,
-        running: Callable[[], Set[str] | None] = frozenset,
+        sandboxes: Callable[[], Mapping[str, Sandbox] | None] = dict,
     ) -> None:
-        """``release`` is unprepare: it gives everything of a claim back. ``running`` gives the UIDs of the pods that
-        have a sandbox, None while the runtime cannot be asked."""
+        """``release`` is unprepare: it gives everything of a claim back. ``sandboxes`` gives the live sandboxes by pod
+        UID, None while the runtime cannot be asked."""
         self._api, self._ledger, self._files, self._moves = api, ledger, runtime_files, moves
-        self._release, self._repaired, self._running = release, repaired, running
+        self._driver = moves.driver
+        self._release, self._repaired = release, repaired
+        self._sandboxes = sandboxes
         self._inherited: set[str] | None = (
             None  # claims of earlier processes that the API was not asked about yet
         )
@@ -52,15 +55,24 @@ class Reconciler:
 
     # --- what needs no API
     def _local(self) -> None:
+        for uid in self._ledger.entries():
+            # claim by claim: pods that start meanwhile must not wait for the whole round
+            with self._ledger.locked():
+                entry = self._ledger.get(uid)
+                if entry is not None:
+                    attempt(partial(self._entry, entry))
         with self._ledger.locked():
-            entries = self._ledger.entries()
-            for entry in entries.values():
-                attempt(partial(self._entry, entry))
-            self._orphaned_files(set(entries))
+            self._orphaned_files(set(self._ledger.entries()))
             for _ in range(self._ledger.remove_temporaries() + self._files.remove_temporaries()):
                 self._repaired("half-written file")
+            self.fetch_strays()
+
+    def fetch_strays(self) -> bool:
+        """Put right what has come home; whether something is still missing."""
+        with self._ledger.locked():
             for _ in range(self._moves.fetch_strays()):
                 self._repaired("stray netdev")
+            return bool(self._ledger.strays())
 
     def _entry(self, entry: Entry) -> None:
         at = entry.attachment
@@ -69,14 +81,20 @@ class Reconciler:
             self._moves.detach(entry, "its network namespace has ended")
             self._repaired("ended namespace")
             entry = entry.with_attachment(None)
+        elif at is not None and entry.boot_id != self._moves.boot_id:
+            entry = self._moves.detach(entry, "it was prepared before a reboot")
+        elif at is None and entry.nics:
+            # the kubelet's next look at the pod may be minutes away
+            self._moves.bring_in_line(entry, self._sandboxes() or {})
+            entry = self._ledger.get(entry.claim.uid) or entry
         wanted = {entry.attachment.sandbox} if entry.attachment and entry.attachment.complete else set()
         open_for = self._ledger.markers().get(entry.claim.uid, set())
         for sandbox in open_for - wanted:
             self._ledger.close_gate(entry.claim.uid, sandbox)
             self._repaired("stale gate marker")
         for sandbox in wanted - open_for:
-            if entry.nics:
-                self._ledger.open_gate(entry.claim.uid, sandbox)
+            if entry.nics and entry.attachment:
+                self._ledger.open_gate(entry.claim.uid, sandbox, host_network=entry.attachment.netns is None)
                 self._repaired("missing gate marker")
         if not self._files.complete(entry):
             log.warning("%s: its CDI spec or metadata was gone or altered; written again", entry.claim)
@@ -106,7 +124,7 @@ class Reconciler:
 
     def _release_if_gone(self, entry: Entry) -> None:
         assert self._inherited is not None
-        if not self._is_gone(entry.claim):
+        if not self._is_gone(entry):
             self._inherited.discard(entry.claim.uid)  # from now on the kubelet tells
         elif self._still_runs(entry):
             log.info("%s is gone from the API, but its pod still runs; its devices stay with it", entry.claim)
@@ -118,19 +136,24 @@ class Reconciler:
             self._inherited.discard(entry.claim.uid)
             self._repaired("deleted claim")
 
-    def _is_gone(self, claim: ClaimRef) -> bool:
+    def _is_gone(self, entry: Entry) -> bool:
+        """Whether the claim no longer exists, or no longer holds these devices for anybody."""
         try:
-            uid: str = self._api.get_claim(claim.namespace, claim.name)["metadata"]["uid"]
+            claim = self._api.get_claim(entry.claim.namespace, entry.claim.name)
         except ApiError as error:
             if error.not_found:
                 return True
             raise
-        return uid != claim.uid
+        if claim["metadata"]["uid"] != entry.claim.uid or not claim.get("status", {}).get("allocation"):
+            return True
+        held = {(device.pool, device.device) for device in entry.devices}
+        now = {(result["pool"], result["device"]) for result in allocated(claim, self._driver)}
+        return held.isdisjoint(now) or not reserved_pods(claim)
 
     def _still_runs(self, entry: Entry) -> bool:
         """After a force delete a pod's processes outlive its claim by the grace period, and so does their hold."""
         at = entry.attachment
         if at is not None and at.netns is not None and is_namespace(Path(at.netns)):
             return True
-        running = self._running()
-        return running is None or not running.isdisjoint(entry.pods)
+        running = self._sandboxes()
+        return running is None or not running.keys().isdisjoint(entry.pods)

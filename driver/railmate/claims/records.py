@@ -6,14 +6,27 @@ back and forth can be read; ``version`` is raised only when that no longer holds
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from railmate.attach.model import AttachedNetdev, NetdevSnapshot
 from railmate.cdi.spec import DeviceNode
+from railmate.errors import RailmateError
 
 LEDGER_VERSION = 1
+
+#: A claim's UID becomes part of file names.
+_UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
+
+
+def is_claim_uid(text: str) -> bool:
+    return _UID.fullmatch(text) is not None
+
+
+class NewerRecordError(RailmateError):
+    """A record of a later version: whole, but not to be understood here. It is left for who wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +122,22 @@ class Entry:
         """Raises ValueError when this cannot be a ledger entry."""
         try:
             if value["version"] > LEDGER_VERSION:
-                raise ValueError(f"written by a newer railmate (version {value['version']})")
-            return cls(
-                claim=_pick(ClaimRef, value["claim"]),
-                pods=tuple(value["pods"]),
-                devices=tuple(_device(device) for device in value["devices"]),
-                boot_id=value["boot_id"],
-                pod_claim_name=value.get("pod_claim_name"),
-                attachment=_attachment(value["attachment"]) if value.get("attachment") else None,
+                raise NewerRecordError(
+                    f"a ledger entry was written by a newer railmate (version {value['version']}; this one reads "
+                    f"{LEDGER_VERSION}). Run that railmate on this node until its pods are gone."
+                )
+            entry: Entry = _pick(
+                cls,
+                {
+                    **value,
+                    "claim": _pick(ClaimRef, value["claim"]),
+                    "pods": tuple(value["pods"]),
+                    "devices": tuple(_device(device) for device in value["devices"]),
+                    "attachment": _attachment(value["attachment"]) if value.get("attachment") else None,
+                },
             )
-        except (KeyError, TypeError, AttributeError) as error:
+            return entry
+        except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"not a ledger entry: {type(error).__name__}: {error}") from error
 
 
@@ -135,7 +154,13 @@ def _device(value: Any) -> PreparedDevice:
 
 def _nic(value: Any) -> PreparedNic:
     snapshot = value.get("snapshot")
-    return _pick(PreparedNic, {**value, "snapshot": NetdevSnapshot.from_dict(snapshot) if snapshot else None})
+    return _pick(PreparedNic, {**value, "snapshot": netdev_snapshot(snapshot) if snapshot else None})
+
+
+def netdev_snapshot(value: Any) -> NetdevSnapshot:
+    """Raises TypeError, LookupError or AttributeError when this is none."""
+    snapshot: NetdevSnapshot = _pick(NetdevSnapshot, value)
+    return snapshot
 
 
 def _attachment(value: Any) -> Attachment:
@@ -143,6 +168,24 @@ def _attachment(value: Any) -> Attachment:
     return _pick(Attachment, {**value, "netdevs": netdevs})
 
 
+#: What a field of a record may hold, by its annotation; others are built by the functions above.
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "str | None": (str, type(None)),
+}
+
+
 def _pick(cls: type[Any], value: Any) -> Any:
-    """Build the dataclass from the fields it knows."""
-    return cls(**{name: value[name] for name in cls.__dataclass_fields__ if name in value})
+    """Build the dataclass from the fields it knows. Raises TypeError for a value of another type."""
+    known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
+    for name, one in known.items():
+        annotation = cls.__dataclass_fields__[name].type
+        if annotation in _TYPES and not isinstance(one, _TYPES[annotation]):
+            raise TypeError(f"{cls.__name__}.{name} is no {annotation}")
+        if annotation == "tuple[str, ...]" and not all(isinstance(part, str) for part in one):
+            raise TypeError(f"{cls.__name__}.{name} holds something else than text")
+        if annotation == "Mapping[str, Any]" and not isinstance(one, Mapping):
+            raise TypeError(f"{cls.__name__}.{name} is no object")
+    return cls(**known)

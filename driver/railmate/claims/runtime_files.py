@@ -14,7 +14,7 @@ from railmate import files
 from railmate.cdi import spec
 from railmate.claims import metadata
 from railmate.claims.ledger import not_written
-from railmate.claims.records import Entry
+from railmate.claims.records import Entry, is_claim_uid
 
 
 class RuntimeFiles:
@@ -59,7 +59,7 @@ class RuntimeFiles:
         found = {path.name.removeprefix(prefix).removesuffix(suffix) for path in specs}
         if self._metadata_dir.is_dir():
             found |= {path.name for path in self._metadata_dir.iterdir()}
-        return found
+        return {uid for uid in found if is_claim_uid(uid)}
 
     def remove_temporaries(self) -> int:
         """Remove what killed writers of ours left; return how many."""
@@ -69,6 +69,8 @@ class RuntimeFiles:
         return found + sum(files.remove_temporaries(path) for path in self._metadata_dir.glob("*/*"))
 
     def remove(self, claim_uid: str) -> None:
+        if not is_claim_uid(claim_uid):
+            return  # it is part of a path that is removed whole
         files.remove(self._spec_file(claim_uid))
         shutil.rmtree(self._metadata_dir / claim_uid, ignore_errors=True)
 

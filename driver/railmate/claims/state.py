@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -21,7 +22,6 @@ from railmate.claims.ledger import Ledger
 from railmate.claims.plan import (
     ClaimError,
     NodeView,
-    Plan,
     allocated,
     check_claim,
     make_plan,
@@ -62,6 +62,18 @@ class ClaimObserver:
         """Nothing of the claim is left on the node."""
 
 
+@contextmanager
+def _as_a_claim(ref: ClaimRef) -> Iterator[None]:
+    """Turn what an object of another shape than the API's makes of us into words."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ClaimError(
+            f"{ref}: the API server's answer is no claim as this railmate knows it ({type(error).__name__}: {error}). "
+            "Is the server newer than 1.37? Then update railmate."
+        ) from error
+
+
 class _NotYetError(RailmateError):
     """Cannot be done now; will pass by itself."""
 
@@ -78,7 +90,7 @@ class ClaimState:
     ) -> None:
         self._api, self._node, self._ledger, self._files = api, node, ledger, runtime_files
         self._observer = observer or ClaimObserver()
-        self.moves = Attachments(node.driver, ledger, self._observer.attached)
+        self.moves = Attachments(node.driver, ledger, boot_id, self._observer.attached)
         self._boot_id = boot_id
         self._freed = threading.Event()
         self._stopping = False
@@ -108,11 +120,12 @@ class ClaimState:
         """
         deadline = time.monotonic() + patience
         claim = self._api.get_claim(ref.namespace, ref.name)
+        self._node.vendor_cdi()  # parsed now if need be, and not under the lock
         waiting = False
         while True:
             self._freed.clear()
             try:
-                with self._ledger.locked():
+                with self._ledger.locked(), _as_a_claim(ref):
                     return self._prepare_now(claim, ref)
             except _NotYetError as reason:
                 if time.monotonic() >= deadline:
@@ -135,7 +148,7 @@ class ClaimState:
         with self._ledger.locked():
             entry = self._ledger.get(ref.uid)
             if entry is not None:
-                self.moves.detach(entry, "the claim is no longer used")
+                self.moves.detach(entry, "the claim is no longer used", keep_record=False)
             self._ledger.close_gate(ref.uid)
             self._files.remove(ref.uid)
             self._ledger.drop(ref.uid)
@@ -149,6 +162,8 @@ class ClaimState:
 
         Raises RailmateError when a netdev cannot be moved; what was moved is home again by then.
         """
+        if not self._concerns(lambda entry: sandbox.pod_uid in entry.pods):
+            return
         with self._ledger.locked():
             mine = [e for e in self._ledger.entries().values() if sandbox.pod_uid in e.pods and e.nics]
             try:
@@ -162,6 +177,10 @@ class ClaimState:
 
     def detach(self, sandbox_id: str) -> None:
         """The sandbox ends: bring home what it holds. One failure does not stop the rest; the first is raised."""
+        if not self._concerns(
+            lambda entry: entry.attachment is not None and entry.attachment.sandbox == sandbox_id
+        ):
+            return
         try:
             with self._ledger.locked():
                 self.moves.detach_all(sandbox_id, "the sandbox ends")
@@ -170,30 +189,49 @@ class ClaimState:
 
     def check(self, sandbox: Sandbox, claim_uids: Iterable[str]) -> None:
         """Raise RailmateError unless all devices of these claims are in this sandbox."""
-        with self._ledger.locked():
-            for uid in claim_uids:
+        for uid in claim_uids:
+            entry = self._ledger.get(uid)
+            if entry is None:
+                raise RailmateError(
+                    f"{self._node.driver}: claim {uid} of pod {sandbox.pod} is not prepared on node "
+                    f"{self._node.pool}. Delete the pod; its successor's claim is prepared afresh."
+                )
+            if entry.nics and not entry.attached_to(sandbox.id):
+                raise RailmateError(self.moves.why_not(entry, sandbox))
+
+    def adopt(self, sandbox: Sandbox, claim_uids: Iterable[str]) -> None:
+        """A pod that the claims were not prepared for wants them. The kubelet prepares a claim once, also when one
+        pod after the other uses it: if the claim is this pod's now and no other has it, the pod gets it."""
+        for uid in claim_uids:
+            entry = self._ledger.get(uid)
+            if entry is None or sandbox.pod_uid in entry.pods or entry.attachment is not None:
+                continue
+            claim = self._api.get_claim(entry.claim.namespace, entry.claim.name)
+            with self._ledger.locked():
                 entry = self._ledger.get(uid)
-                if entry is None:
-                    raise RailmateError(
-                        f"{self._node.driver}: claim {uid} of pod {sandbox.pod} is not prepared on node "
-                        f"{self._node.pool}. Delete the pod; its successor's claim is prepared afresh."
-                    )
-                if entry.nics and not entry.attached_to(sandbox.id):
-                    raise RailmateError(self.moves.why_not(entry, sandbox))
+                if entry is None or entry.attachment is not None or claim["metadata"]["uid"] != uid:
+                    continue
+                if reserved_pods(claim) == (sandbox.pod_uid,):
+                    entry = replace(entry, pods=(sandbox.pod_uid,))
+                    self._ledger.put(entry)
+                    self.moves.attach(entry, sandbox)
 
     def synchronize(self, live: Sequence[Sandbox]) -> None:
         """After a (re)connect to the runtime: take back what sits in sandboxes that are gone, attach what
         is missing in those that live. One failure does not stop the rest; all are logged."""
-        alive = {sandbox.id for sandbox in live}
-        with self._ledger.locked():
-            for entry in self._ledger.entries().values():
-                if entry.attachment is not None and entry.attachment.sandbox not in alive:
-                    attempt(partial(self.moves.detach, entry, "its sandbox is gone"))
-            for sandbox in live:
-                for entry in self._ledger.entries().values():
-                    if sandbox.pod_uid in entry.pods and entry.nics and not entry.attached_to(sandbox.id):
-                        attempt(partial(self.moves.attach, entry, sandbox))
+        by_pod = {sandbox.pod_uid: sandbox for sandbox in live}
+        for uid in self._ledger.entries():
+            # the lock is taken claim by claim: pods that start meanwhile must not wait for all of them
+            with self._ledger.locked():
+                entry = self._ledger.get(uid)
+                if entry is not None:
+                    attempt(partial(self.moves.bring_in_line, entry, by_pod))
         self._freed.set()
+
+    def _concerns(self, question: Callable[[Entry], bool]) -> bool:
+        """Whether any entry answers yes. Without the lock: most sandboxes of a node have none of our claims, and
+        must not wait for those that have. Entries are replaced whole, and a pod's are there before its sandbox."""
+        return any(question(entry) for entry in self._ledger.entries().values() if entry.nics)
 
     # --- prepare
     def _prepare_now(self, claim: Mapping[str, Any], ref: ClaimRef) -> PreparedClaim:
@@ -236,20 +274,22 @@ class ClaimState:
         return entry
 
     def _new_entry(self, claim: Mapping[str, Any], ref: ClaimRef, others: Mapping[str, Entry]) -> Entry:
+        self._refuse_overlap(claim, ref, others)  # first: it is asked again and again while a claim waits
         plan = make_plan(claim, ref, self._node, self._taken_interfaces(claim, others))
-        self._refuse_overlap(plan, ref, others)
         devices = tuple(self._with_snapshots(device, ref) for device in plan.devices)
         for warning in plan.warnings:
             log.warning("%s", warning)
         return Entry(ref, plan.pods, devices, self._boot_id, plan.pod_claim_name)
 
-    def _refuse_overlap(self, plan: Plan, ref: ClaimRef, others: Mapping[str, Entry]) -> None:
+    def _refuse_overlap(self, claim: Mapping[str, Any], ref: ClaimRef, others: Mapping[str, Entry]) -> None:
         """The last line of defence: after a force delete the scheduler hands a device on while the old pod
-        still runs."""
-        wanted = {part for device in plan.devices if not device.admin_access for part in device.gpus}
-        wanted |= {nic.address for device in plan.devices for nic in device.nics}
+        still runs. What was prepared before a reboot holds nothing."""
+        offered = self._node.offer.by_name
+        results = [result for result in allocated(claim, self._node.driver) if not result.get("adminAccess")]
+        devices = [offered[result["device"]] for result in results if result["device"] in offered]
+        wanted = {part for device in devices for part in device.gpus + device.nics}
         for other in others.values():
-            both = sorted(wanted & other.hardware)
+            both = sorted(wanted & other.hardware) if other.boot_id == self._boot_id else []
             if both:
                 raise _NotYetError(
                     f"{ref}: {', '.join(both)} is still held by {other.claim} ({other.claim.uid})."

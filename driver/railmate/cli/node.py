@@ -8,6 +8,7 @@ import logging
 import os
 from pathlib import Path
 
+from railmate.cli.overrides import add_override_flags, override_from
 from railmate_api.attributes import DRIVER_NAME
 
 
@@ -48,6 +49,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="offer the VF of a pair alone as well, also where its physical function has further VFs",
     )
+    add_override_flags(parser)
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="what is logged")
     parser.set_defaults(run=run)
 
@@ -76,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         kubeconfig=args.kubeconfig,
         http_address=args.http_address,
         share_pair_vfs=args.share_pair_vfs,
+        override=override_from(args.override, args.roles),
     )
     asyncio.run(Agent(settings, KubeClient.connect(settings.kubeconfig)).run())
     return 0

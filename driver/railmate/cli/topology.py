@@ -10,6 +10,7 @@ from pathlib import Path
 
 from railmate.cli.overrides import add_override_flags, override_from
 from railmate.errors import UsageError
+from railmate.inventory.record import record
 from railmate.inventory.scan import scan
 from railmate.topology.analyze import analyze
 from railmate.topology.render.document import document
@@ -38,13 +39,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_override_flags(parser)
     parser.add_argument("-o", "--output", choices=_FORMATS, default="table", help="default: table")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="write this machine's facts to FILE (-: standard output) and show nothing else; what identifies the "
+        "machine is replaced",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the topology; what could not be read goes to stderr, a line a file. Raises UsageError."""
+    proc_root = args.proc_root or default_proc_root(args.sysfs_root)
+    if args.record is not None:
+        _write(args.record, record(args.sysfs_root, proc_root))
+        return 0
     override = override_from(args.override, args.roles)
-    inventory = scan(args.sysfs_root, args.proc_root or default_proc_root(args.sysfs_root))
+    inventory = scan(args.sysfs_root, proc_root)
     topology = analyze(inventory, override)
     for warning in inventory.warnings:
         print(f"railmate topology: {warning}", file=sys.stderr)
@@ -62,6 +74,19 @@ def run(args: argparse.Namespace) -> int:
         text = table(inventory, topology)
     sys.stdout.write(text)
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be written ({error.strerror}). Give --record a file in another place."
+        ) from None
+    print(f"railmate topology: wrote {path}. Look it through before you send it.", file=sys.stderr)
 
 
 def default_proc_root(sysfs_root: Path) -> Path:

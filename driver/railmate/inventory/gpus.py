@@ -30,6 +30,7 @@ _VENDORS: Mapping[int, tuple[GpuVendor, frozenset[int]]] = {
     0x8086: (GpuVendor.INTEL, frozenset({_VGA, _DISPLAY, _ACCELERATOR})),
     0x1D94: (GpuVendor.OTHER, frozenset({_3D, _DISPLAY, _ACCELERATOR, _COPROCESSOR})),  # Hygon
     0x1DA3: (GpuVendor.OTHER, frozenset({_ACCELERATOR})),  # Habana
+    0x1BCF: (GpuVendor.OTHER, frozenset({_COPROCESSOR})),  # NEC Vector Engine
 }
 # NVIDIA's device ids are handed out a chip at a time (pci.ids); the first and last id of each range.
 _NVIDIA_ARCHITECTURES = (

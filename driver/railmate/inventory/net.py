@@ -12,9 +12,9 @@ from railmate.inventory.model import Bond, Netdev, PciFunction
 from railmate.inventory.reader import Reader
 
 _LINK_TYPES = {1: "ether", 32: "infiniband"}  # ARPHRD_ETHER, ARPHRD_INFINIBAND (linux/if_arp.h)
-_VIRTIO = re.compile(r"virtio[0-9]+")
 _MAC = re.compile(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2})*")
 _OPERSTATE = re.compile(r"unknown|notpresent|down|lowerlayerdown|testing|dormant|up")
+_MTUS, _SPEEDS, _TYPES = range(1 << 31), range(-1, 1 << 32), range(1 << 16)
 _UNKNOWN_SPEED = (-1, 0, 0xFFFFFFFF)  # SPEED_UNKNOWN, which some kernels print without its sign
 
 
@@ -24,33 +24,29 @@ def read_netdevs(directory: str, entries: frozenset[str], reader: Reader) -> tup
     virtio-net's are children of the virtio device, which is a child of the function.
     """
     parents = [directory] if "net" in entries else []
-    for entry in sorted(entries):
-        if _VIRTIO.fullmatch(entry) and os.path.isdir(f"{directory}/{entry}/net"):
+    for entry in sorted(entry for entry in entries if entry.startswith("virtio")):
+        if os.path.isdir(f"{directory}/{entry}/net"):
             parents.append(f"{directory}/{entry}")
     found = [(f"{parent}/net", name) for parent in parents for name in reader.names(f"{parent}/net")]
     netdevs = [_read(f"{place}/{name}", name, len(found) > 1, reader) for place, name in found]
-    return tuple(sorted(netdevs, key=lambda netdev: netdev.is_representor))
+    if len(netdevs) > 1:
+        netdevs.sort(key=lambda netdev: netdev.is_representor)
+    return tuple(netdevs)
 
 
 def _read(directory: str, name: str, has_siblings: bool, reader: Reader) -> Netdev:
-    held = frozenset(reader.names(directory))
-
-    def number(attribute: str, among: range) -> int | None:
-        return reader.number(f"{directory}/{attribute}", among=among) if attribute in held else None
-
-    def word(attribute: str, pattern: re.Pattern[str] | None = None) -> str | None:
-        return reader.word(f"{directory}/{attribute}", pattern) if attribute in held else None
-
-    speed = number("speed", range(-1, 1 << 32))
+    """``mtu`` is always there; the others depend on driver and kernel."""
+    speed = reader.number(f"{directory}/speed", among=_SPEEDS, optional=True)
+    link_type = reader.number(f"{directory}/type", among=_TYPES, optional=True)
     return Netdev(
         name=name,
-        mac=word("address", _MAC),
-        mtu=number("mtu", range(1 << 31)),
+        mac=reader.word(f"{directory}/address", _MAC, optional=True),
+        mtu=reader.number(f"{directory}/mtu", among=_MTUS),
         speed=None if speed in _UNKNOWN_SPEED else speed,
-        operstate=word("operstate", _OPERSTATE),
-        link_type=_LINK_TYPES.get(number("type", range(1 << 16)) or 0),
-        master=reader.link(f"{directory}/master") if "master" in held else None,
-        port_name=word("phys_port_name") if has_siblings else None,
+        operstate=reader.word(f"{directory}/operstate", _OPERSTATE, optional=True),
+        link_type=_LINK_TYPES.get(link_type or 0),
+        master=reader.link(f"{directory}/master", optional=True),
+        port_name=reader.word(f"{directory}/phys_port_name", optional=True) if has_siblings else None,
     )
 
 

@@ -157,9 +157,10 @@ def _address(link: str, reader: Reader) -> str | None:
 
 def _vf_indices(directory: str, entries: frozenset[str], reader: Reader) -> dict[str, int]:
     """VF index by address, in the order of indices. A link that makes no sense loses its own VF only."""
-    links = sorted((int(match[1]), entry) for entry in entries if (match := _VIRTFN.fullmatch(entry)))
-    if not links:
+    names = [entry for entry in entries if entry.startswith("virtfn")]
+    if not names:  # nearly all functions
         return {}
+    links = sorted((int(match[1]), name) for name in names if (match := _VIRTFN.fullmatch(name)))
     targets = {index: _address(f"{directory}/{entry}", reader) for index, entry in links}
     times = Counter(targets.values())
     for index, entry in links:

@@ -47,22 +47,15 @@ def read_rdma_devices(directory: str, entries: frozenset[str], reader: Reader) -
 def read_device(
     directory: str, name: str, verbs: Iterable[str], mad: Iterable[str], reader: Reader
 ) -> RdmaDevice:
-    held = frozenset(reader.names(directory))
     port = f"{directory}/ports/1"
-    port_held = frozenset(reader.names(port)) if "ports" in held and os.path.isdir(port) else frozenset()
-
-    def guid(attribute: str) -> str | None:
-        value = reader.word(f"{directory}/{attribute}", _GUID) if attribute in held else None
-        return None if value == _NO_GUID else value
-
     mad = tuple(mad)
     return RdmaDevice(
         name=name,
-        link_layer=_link_layer(f"{port}/link_layer", reader) if "link_layer" in port_held else None,
-        state=_part(f"{port}/state", _STATE, reader) if "state" in port_held else None,
-        rate=_rate(f"{port}/rate", reader) if "rate" in port_held else None,
-        node_guid=guid("node_guid"),
-        sys_image_guid=guid("sys_image_guid"),
+        link_layer=_link_layer(f"{port}/link_layer", reader),
+        state=_part(f"{port}/state", _STATE, reader),
+        rate=_rate(f"{port}/rate", reader),
+        node_guid=_guid(f"{directory}/node_guid", reader),
+        sys_image_guid=_guid(f"{directory}/sys_image_guid", reader, optional=True),
         uverbs=tuple(verbs),
         umad=tuple(node for node in mad if node.startswith("umad")),
         issm=tuple(node for node in mad if node.startswith("issm")),
@@ -126,10 +119,11 @@ def _by_path(directory: str, addresses: Mapping[str, object]) -> tuple[str | Non
             parts = os.readlink(link).split("/")
         except OSError:
             continue  # no link: a soft device has no parent, a copied tree has directories
-        for position in reversed(range(len(parts))):
-            if is_address(parts[position]) and parts[position] in addresses:
-                below = parts[position + 1] if position + 1 < len(parts) else ""
-                return parts[position], below if is_subfunction(below) else None
+        places = [position for position, part in enumerate(parts) if is_address(part)]
+        if places:  # the last one; those before it are bridges, also when the function itself is left out
+            below = parts[places[-1] + 1] if places[-1] + 1 < len(parts) else ""
+            owner = parts[places[-1]]
+            return (owner if owner in addresses else None), (below if is_subfunction(below) else None)
     return None, None
 
 
@@ -182,8 +176,15 @@ def _natural(name: str) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (name, 0)
 
 
+def _guid(path: str, reader: Reader, optional: bool = False) -> str | None:
+    """All zeros is no GUID."""
+    value = reader.word(path, _GUID, optional)
+    return None if value == _NO_GUID else value
+
+
 def _link_layer(path: str, reader: Reader) -> str | None:
-    text = reader.word(path)
+    """Port attributes are optional: a device may have no port, and drivers differ in what they show."""
+    text = reader.word(path, optional=True)
     if text is None or text in _LINK_LAYERS:
         return text
     if text not in _NO_LINK_LAYER:
@@ -193,7 +194,7 @@ def _link_layer(path: str, reader: Reader) -> str | None:
 
 def _part(path: str, pattern: re.Pattern[str], reader: Reader) -> str | None:
     """The first group of what a file holds: ``4: ACTIVE`` -> ``ACTIVE``."""
-    text = reader.word(path, pattern)
+    text = reader.word(path, pattern, optional=True)
     match = pattern.fullmatch(text) if text else None
     return match[1] if match else None
 

@@ -14,6 +14,9 @@ _MAX_WARNINGS = 200
 _NO_VALUE = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENODATA, errno.ENODEV}
 _WHOLE_NUMBER = re.compile(r"[+-]?(0[xX])?[0-9a-fA-F]+")  # int() takes more: "1_0", other scripts' digits
 _LONGEST_WORD = 256
+_FLAGS = (
+    os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+)  # non-blocking: what is a pipe in a broken tree is not waited for
 
 
 class Reader:
@@ -42,19 +45,26 @@ class Reader:
             self.warn(directory, f"cannot be listed ({error.strerror})")
             return []
 
-    def link(self, path: str) -> str | None:
+    def link(self, path: str, optional: bool = False) -> str | None:
         """The last component of a link's target: sysfs links name what they point to."""
         try:
             return os.readlink(path).rstrip("/").rpartition("/")[2] or None
         except OSError as error:
+            if optional and error.errno == errno.ENOENT:
+                return None
             self.warn(path, f"is not a readable link ({error.strerror})")
             return None
 
-    def data(self, path: str, limit: int = 4096) -> bytes | None:
-        """Up to ``limit`` bytes of a file; None when it has no value or cannot be read."""
+    def data(self, path: str, limit: int = 4096, optional: bool = False) -> bytes | None:
+        """Up to ``limit`` bytes of a file; None when it has no value or cannot be read.
+
+        ``optional``: that there is no such file is no reason for a warning.
+        """
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            handle = os.open(path, _FLAGS)
         except OSError as error:
+            if optional and error.errno == errno.ENOENT:
+                return None
             self.warn(path, f"cannot be read ({error.strerror})")
             return None
         try:
@@ -66,8 +76,8 @@ class Reader:
         finally:
             os.close(handle)
 
-    def text(self, path: str, limit: int = 4096) -> str | None:
-        data = self.data(path, limit)
+    def text(self, path: str, limit: int = 4096, optional: bool = False) -> str | None:
+        data = self.data(path, limit, optional)
         if data is None:
             return None
         try:
@@ -76,10 +86,10 @@ class Reader:
             self.warn(path, "holds no text")
             return None
 
-    def word(self, path: str, pattern: re.Pattern[str] | None = None) -> str | None:
+    def word(self, path: str, pattern: re.Pattern[str] | None = None, optional: bool = False) -> str | None:
         """A value of one line; None when it is empty, when it is nothing a person could read, or when all
         of it does not match ``pattern``."""
-        text = self.text(path)
+        text = self.text(path, optional=optional)
         if not text:
             return None
         if len(text) > _LONGEST_WORD or not text.isprintable() or (pattern and not pattern.fullmatch(text)):
@@ -87,9 +97,11 @@ class Reader:
             return None
         return text
 
-    def number(self, path: str, base: int = 10, among: Container[int] | None = None) -> int | None:
+    def number(
+        self, path: str, base: int = 10, among: Container[int] | None = None, optional: bool = False
+    ) -> int | None:
         """A whole number; base 16 takes ``0x`` before it. ``among`` limits what makes sense."""
-        text = self.text(path)
+        text = self.text(path, optional=optional)
         if text is None:
             return None
         try:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from railmate.inventory.address import order
 from railmate.inventory.gpus import read_gpus
-from railmate.inventory.model import Inventory, Nic, PciFunction
+from railmate.inventory.model import Gpu, GpuVendor, Inventory, Nic, PciFunction
 from railmate.inventory.net import find_bonds, names_of, read_netdevs
-from railmate.inventory.nvml import Nvml, find_library, with_nvml
 from railmate.inventory.pci import Found, find_functions
 from railmate.inventory.rdma import class_devices, is_subfunction, read_rdma_devices
-from railmate.inventory.rdmanetlink import netdevs_by_rdma_device
 from railmate.inventory.reader import Reader
 from railmate.inventory.subfunctions import rdma_devices_of, read_subfunction, with_device
+
+if TYPE_CHECKING:
+    from railmate.inventory.nvml import Nvml
 
 LIVE_SYSFS = "/sys"
 _NETWORK_CLASS = 0x02
@@ -40,15 +42,13 @@ def scan(
     found = [_with_class_devices(entry, reader) for entry in found]
     functions = {entry.function.address: entry.function for entry in found}
     _add_class_devices(functions, sysfs, reader)
-    _drop_lost_relations(functions, reader)
+    _drop_lost_relations(functions, sysfs, reader)
     found = [
         replace(e, function=functions[e.function.address]) for e in found if e.function.address in functions
     ]
     gpus = read_gpus(found, sysfs, proc, reader)
-    if nvml is None and sysfs == LIVE_SYSFS:
-        nvml = Nvml(find_library())
-    if nvml is not None:
-        gpus = with_nvml(gpus, nvml, proc, reader)
+    if nvml is not None or sysfs == LIVE_SYSFS:
+        gpus = _with_nvml(gpus, nvml, proc, reader)
     indices = {vf: index for entry in found for vf, index in entry.vf_indices.items()}
     return Inventory(
         functions=functions,
@@ -61,6 +61,14 @@ def scan(
         bonds=find_bonds(functions, sysfs),
         warnings=reader.warnings,
     )
+
+
+def _with_nvml(gpus: tuple[Gpu, ...], nvml: Nvml | None, proc: str, reader: Reader) -> tuple[Gpu, ...]:
+    if all(gpu.vendor is not GpuVendor.NVIDIA for gpu in gpus):
+        return gpus
+    from railmate.inventory.nvml import Nvml, find_library, with_nvml  # starts processes: 15 ms of imports
+
+    return with_nvml(gpus, nvml or Nvml(find_library()), proc, reader)
 
 
 def _with_class_devices(entry: Found, reader: Reader) -> Found:
@@ -93,25 +101,31 @@ def _ask_kernel(sysfs: str, reader: Reader) -> dict[str, str]:
     """Only the live /sys and netlink speak of the same machine."""
     if sysfs != LIVE_SYSFS:
         return {}
+    from railmate.inventory import rdmanetlink  # sockets: 5 ms of imports, and rarely needed
+
     try:
-        return netdevs_by_rdma_device()
+        return rdmanetlink.netdevs_by_rdma_device()
     except OSError as error:
         reader.warn("RDMA netlink", f"cannot be asked which netdevs RDMA devices run over ({error.strerror})")
         return {}
 
 
-def _drop_lost_relations(functions: dict[str, PciFunction], reader: Reader) -> None:
+def _drop_lost_relations(functions: dict[str, PciFunction], sysfs: str, reader: Reader) -> None:
     """PF and VF must name each other, else that VF is not believed: it has no index, or no place."""
     listed = {address: frozenset(function.virtual_functions) for address, function in functions.items()}
     for address, function in list(functions.items()):
         pf = function.physical_function
         if pf is not None and address not in listed.get(pf, ()):
-            reader.warn(address, f"is a VF of {pf}, which does not list it; taken out of the inventory")
+            path = f"{sysfs}/bus/pci/devices/{address}/physfn"
+            reader.warn(path, f"leads to {pf}, which does not list this VF; the VF is left out")
             del functions[address]
     for address, function in list(functions.items()):
         lost = [vf for vf in function.virtual_functions if _owner(functions.get(vf)) != address]
         for vf in lost:
-            reader.warn(address, f"lists {vf} as its VF, which does not say so; that VF is left out")
+            path = f"{sysfs}/bus/pci/devices/{address}/virtfn*"
+            reader.warn(
+                path, f"one leads to {vf}, which is no VF of this function or could not be read; left out"
+            )
             if vf in functions and _may_be_vf(functions[vf], function):
                 del functions[vf]  # must not pass for a physical function
         if lost and address in functions:

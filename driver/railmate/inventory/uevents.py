@@ -63,4 +63,6 @@ class DeviceEvents:
 def concerns_us(message: bytes) -> bool:
     """Whether the message is of a subsystem that we publish from."""
     fields = dict(part.split("=", 1) for part in message.decode(errors="replace").split("\0") if "=" in part)
-    return fields.get("SUBSYSTEM") in _SUBSYSTEMS
+    # each pod that starts makes a veth pair
+    virtual = fields.get("DEVPATH", "").startswith("/devices/virtual/")
+    return fields.get("SUBSYSTEM") in _SUBSYSTEMS and not virtual

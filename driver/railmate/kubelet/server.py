@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +10,9 @@ from pathlib import Path
 
 from grpc import aio
 
-from railmate import files
 from railmate.errors import RailmateError
 from railmate.kubelet.health import HEALTH_VERSIONS, HealthService, HealthSource, health_v1, health_v1alpha1
-from railmate.kubelet.services import SUPPORTED_VERSIONS, ClaimVerbs, Registration, v1, v1beta1
+from railmate.kubelet.services import SUPPORTED_VERSIONS, ClaimVerbs, Registration, Workers, v1, v1beta1
 from railmate.kubelet.sockets import Sockets
 from railmate_api.proto import (
     dra_health_v1_pb2_grpc,
@@ -25,8 +25,8 @@ from railmate_api.proto import (
 
 log = logging.getLogger(__name__)
 
-#: Prepares that may wait for a device at the same time; more than a node starts pods at once.
-_WORKERS = 16
+#: Calls at the same time. Prepares may each wait for a device; more than a node starts pods at once.
+_WORKERS = {"prepare": 32, "unprepare": 8}
 
 
 class KubeletServer:
@@ -46,7 +46,8 @@ class KubeletServer:
         self._driver, self._paths, self._verbs, self._on_registered = driver, paths, verbs, on_registered
         self._source, self._pool = health, pool
         self._health: list[HealthService] = []
-        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="kubelet")
+        self._pools = [ThreadPoolExecutor(count, thread_name_prefix=name) for name, count in _WORKERS.items()]
+        self._workers = Workers(*self._pools)
         self._service: aio.Server | None = None
         self._registrar: aio.Server | None = None
 
@@ -82,13 +83,14 @@ class KubeletServer:
         health streams, which never end by themselves, none."""
         if self._registrar:
             await self._registrar.stop(grace=0)
-            files.remove(self._paths.registration)
+            _remove_socket(self._paths.registration)
         for service in self._health:
             service.close()
         if self._service:
             await self._service.stop(grace=grace)
-            files.remove(self._paths.service)
-        self._workers.shutdown(wait=False, cancel_futures=True)
+            _remove_socket(self._paths.service)
+        for pool in self._pools:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 async def probe(socket: Path, seconds: float = 3.0) -> None:
@@ -108,12 +110,19 @@ def _make_room(path: Path) -> None:
         path.unlink()
 
 
+def _remove_socket(path: Path) -> None:
+    """The server has closed it; what is left of it may be gone, or never have been ours."""
+    with contextlib.suppress(OSError):
+        if path.is_socket():
+            path.unlink()
+
+
 async def _listen(server: aio.Server, path: Path) -> None:
-    _make_room(path)
     try:
+        _make_room(path)
         server.add_insecure_port(f"unix:{path}")
         await server.start()
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise RailmateError(
             f"socket {path} cannot be made ({error}). Is {path.parent} mounted into this pod, and writable?"
         ) from error

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -30,6 +31,14 @@ class ClaimVerbs(Protocol):
     def unprepare(self, ref: ClaimRef) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Threads for the verbs, which block. Prepare may wait for an unprepare, so the two do not share them."""
+
+    prepare: Executor
+    unprepare: Executor
+
+
 class DraPlugin:
     """One version of the service; ``messages`` is the module compiled from its description.
 
@@ -37,13 +46,15 @@ class DraPlugin:
     which leave others free for the runtime's calls.
     """
 
-    def __init__(self, verbs: ClaimVerbs, workers: Executor, messages: ModuleType) -> None:
+    def __init__(self, verbs: ClaimVerbs, workers: Workers, messages: ModuleType) -> None:
         self._verbs, self._workers, self._messages = verbs, workers, messages
 
     async def NodePrepareResources(self, request: Any, context: object) -> Any:
         answer = self._messages.NodePrepareResourcesResponse()
         claims = _named(request)
-        outcomes = await asyncio.gather(*(self._call(self._verbs.prepare, ref) for ref in claims))
+        outcomes = await asyncio.gather(
+            *(self._call(self._workers.prepare, self._verbs.prepare, ref) for ref in claims)
+        )
         for ref, outcome in zip(claims, outcomes, strict=True):
             one = answer.claims[ref.uid]
             if isinstance(outcome, str):
@@ -61,15 +72,18 @@ class DraPlugin:
     async def NodeUnprepareResources(self, request: Any, context: object) -> Any:
         answer = self._messages.NodeUnprepareResourcesResponse()
         claims = _named(request)
-        outcomes = await asyncio.gather(*(self._call(self._verbs.unprepare, ref) for ref in claims))
+        outcomes = await asyncio.gather(
+            *(self._call(self._workers.unprepare, self._verbs.unprepare, ref) for ref in claims)
+        )
         for ref, outcome in zip(claims, outcomes, strict=True):
             answer.claims[ref.uid].error = outcome if isinstance(outcome, str) else ""
         return answer
 
-    async def _call(self, verb: Callable[[ClaimRef], Any], ref: ClaimRef) -> Any:
+    @staticmethod
+    async def _call(workers: Executor, verb: Callable[[ClaimRef], Any], ref: ClaimRef) -> Any:
         """The verb's result, or the error's text: one claim's trouble is not another's."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._workers, verb, ref)
+            return await asyncio.get_running_loop().run_in_executor(workers, verb, ref)
         except RailmateError as error:
             log.warning("%s", error)
             return str(error)
@@ -83,11 +97,11 @@ def _named(request: Any) -> list[ClaimRef]:
     return list(dict.fromkeys(ClaimRef(claim.uid, claim.namespace, claim.name) for claim in request.claims))
 
 
-def v1(verbs: ClaimVerbs, workers: Executor) -> DraPlugin:
+def v1(verbs: ClaimVerbs, workers: Workers) -> DraPlugin:
     return DraPlugin(verbs, workers, dra_v1_pb2)
 
 
-def v1beta1(verbs: ClaimVerbs, workers: Executor) -> DraPlugin:
+def v1beta1(verbs: ClaimVerbs, workers: Workers) -> DraPlugin:
     return DraPlugin(verbs, workers, dra_v1beta1_pb2)
 
 

@@ -6,30 +6,34 @@ import asyncio
 import logging
 import signal
 import threading
+import time
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from functools import partial
 from pathlib import Path
 
 from railmate import files
-from railmate.cdi.vendor import vendor_devices
+from railmate.cdi.vendor import VendorSpecs
+from railmate.claims.attachments import Sandbox, attempt
 from railmate.claims.ledger import Ledger, boot_id
 from railmate.claims.plan import NodeView
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.state import ClaimState
 from railmate.errors import RailmateError
+from railmate.health.monitor import HealthMonitor
 from railmate.inventory.net import netdev_of
 from railmate.kube.client import KubeClient
 from railmate.kubelet.server import KubeletServer, probe
 from railmate.kubelet.sockets import sockets
 from railmate.node.events import RuntimeEvents
 from railmate.node.health import HealthServer
-from railmate.node.machine import MachineWatch, View, look
+from railmate.node.machine import MachineWatch, View, first_look
 from railmate.node.reports import Reports
 from railmate.node.settings import Settings
 from railmate.nri.plugin import NriPlugin
 from railmate.publish.controller import SliceController
+from railmate.topology.model import MachineClass
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +43,10 @@ _NRI_INDEX = "10"
 _GRACE = 5.0
 #: Seconds between two rounds of repairs.
 _RECONCILE_EVERY = 60.0
+#: Seconds between two looks for netdevs that are missing.
+_STRAYS_EVERY = 1.0
+#: Seconds that the ledger's lock may be asked for or held; what takes longer is stuck in the kernel.
+_LOCK_PATIENCE = 40.0
 
 
 class Agent:
@@ -47,7 +55,6 @@ class Agent:
     def __init__(self, settings: Settings, kube: KubeClient) -> None:
         self._settings = settings
         self._registered = self._published = False
-        view = look(settings)
         install_gate(settings)
         self._reports = Reports(kube, settings.driver_name, settings.node_name)
         ledger = Ledger(
@@ -56,6 +63,9 @@ class Agent:
         runtime_files = RuntimeFiles(
             settings.driver_name, settings.plugin_dir, settings.cdi_dir, settings.installed_gate
         )
+        self._ledger = ledger
+        view = first_look(settings, {part for entry in ledger.entries().values() for part in entry.hardware})
+        self._vendor_specs = VendorSpecs([Path("/etc/cdi"), settings.cdi_dir])
         self._state = ClaimState(kube, self._node_view(view), ledger, runtime_files, boot_id(), self._reports)
         self._repairs: Counter[str] = Counter()
         self._reconciler = Reconciler(
@@ -65,8 +75,16 @@ class Agent:
             self._state.moves,
             self._state.unprepare,
             self._count_repair,
-            self._running_pods,
+            self._live_sandboxes,
         )
+        self._monitor = HealthMonitor(
+            settings.sysfs_root,
+            view.offer,
+            view.inventory,
+            pcie_links=view.topology.machine_class is not MachineClass.VIRTUAL,
+            on_change=lambda taints: self._controller.set_taints(taints),
+        )
+        self._monitor.look()  # so that what does not work is never published without its taint
         self._controller = SliceController(
             kube,
             settings.driver_name,
@@ -74,12 +92,25 @@ class Agent:
             view.offer,
             self._on_published,
             lambda message: self._reports.node_event("ResourceSlicesRefused", message),
+            self._monitor.taints,
         )
         self._watch = MachineWatch(
-            settings, view, self._state.held_addresses, self._on_changed, self._on_gone
+            settings,
+            view,
+            self._state.held_addresses,
+            self._on_changed,
+            self._on_gone,
+            self._monitor.recheck,
         )
         self._paths = sockets(settings.kubelet_dir, settings.driver_name, settings.pod_uid)
-        self._kubelet = KubeletServer(settings.driver_name, self._paths, self._state, self._on_registered)
+        self._kubelet = KubeletServer(
+            settings.driver_name,
+            self._paths,
+            self._state,
+            self._on_registered,
+            self._monitor,
+            settings.node_name,
+        )
         self._events = RuntimeEvents(settings.driver_name, self._state)
         self._nri = NriPlugin(settings.driver_name, _NRI_INDEX, settings.nri_socket, self._events)
         checks = {"/healthz": self._dead, "/readyz": self._missing}
@@ -90,6 +121,8 @@ class Agent:
             for name, target in (
                 ("slices", self._controller.run),
                 ("machine", self._watch.run),
+                ("health", self._monitor.run),
+                ("taints", self._monitor.deliver),
                 ("reports", self._reports.run),
                 ("reconcile", self._reconcile),
             )
@@ -119,6 +152,7 @@ class Agent:
         self._stopping.set()
         self._controller.stop()
         self._watch.stop()
+        self._monitor.stop()
         self._state.stop()
         await self._kubelet.stop(_GRACE)
         runtime.cancel()
@@ -143,6 +177,8 @@ class Agent:
     async def _dead(self) -> list[str]:
         """What only a restart mends. Goes the kubelet's way: socket, service, threads."""
         dead = [f"thread {thread.name} has ended" for thread in self._threads if not thread.is_alive()]
+        if self._ledger.busy_for() > _LOCK_PATIENCE:
+            dead.append(f"the ledger has been locked for more than {_LOCK_PATIENCE:.0f} s")
         try:
             await probe(self._paths.service)
         except RailmateError as error:
@@ -151,10 +187,14 @@ class Agent:
 
     # --- what happens inside
     def _reconcile(self) -> None:
-        while True:
-            self._reconciler.run()
-            if self._stopping.wait(_RECONCILE_EVERY):
-                return
+        due = 0.0
+        while not self._stopping.is_set():
+            if time.monotonic() >= due:
+                self._reconciler.run()
+                due = time.monotonic() + _RECONCILE_EVERY
+            # a netdev comes home within moments of its namespace's end
+            missing = attempt(self._reconciler.fetch_strays) and self._ledger.strays()
+            self._stopping.wait(_STRAYS_EVERY if missing else max(0.0, due - time.monotonic()))
 
     def _node_view(self, view: View) -> NodeView:
         settings = self._settings
@@ -166,12 +206,12 @@ class Agent:
             dev_root=settings.dev_root,
             node_exists=Path.exists,
             netdev_of=partial(netdev_of, settings.sysfs_root),
-            # the vendor's toolkit may write its spec long after we have started
-            vendor_cdi=lambda: vendor_devices([Path("/etc/cdi"), settings.cdi_dir]),
+            vendor_cdi=self._vendor_specs.devices,
         )
 
     def _on_changed(self, view: View) -> None:
         self._state.update(self._node_view(view))
+        self._monitor.update(view.offer, view.inventory)
         self._controller.update(view.offer)
 
     def _on_gone(self, addresses: Set[str]) -> None:
@@ -184,8 +224,8 @@ class Agent:
             log.error("%s: %s", holders[address], message)
             self._reports.claim_event(holders[address], "DeviceGone", message)
 
-    def _running_pods(self) -> frozenset[str] | None:
-        return self._events.running_pods() if self._nri.connected else None
+    def _live_sandboxes(self) -> Mapping[str, Sandbox] | None:
+        return self._events.sandboxes() if self._nri.connected else None
 
     def _count_repair(self, kind: str) -> None:
         self._repairs[kind] += 1

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from railmate.cdi.spec import claim_uid_of
-from railmate.claims.attachments import Sandbox
+from railmate.claims.attachments import Sandbox, attempt
 from railmate.claims.state import ClaimState
+from railmate.errors import RailmateError
 from railmate.nri.events import ContainerAdjustment, ContainerInfo, PodSandbox
 
 
@@ -18,21 +19,21 @@ class RuntimeEvents:
 
     def __init__(self, driver: str, state: ClaimState) -> None:
         self._driver, self._state = driver, state
-        self._pods: dict[str, str] = {}  # sandbox ID -> pod UID, of all sandboxes that have not ended
+        self._sandboxes: dict[str, Sandbox] = {}  # by ID, all that have not ended
         # not the kubelet's threads: those may all be waiting for a device that only an event here frees
         self._workers = ThreadPoolExecutor(4, thread_name_prefix="nri")
 
     async def synchronize(self, pods: list[PodSandbox], containers: list[ContainerInfo]) -> None:
-        live = live_sandboxes(pods)
-        self._pods = {pod.id: pod.uid for pod in live}
-        await self._run(self._state.synchronize, [_sandbox(pod) for pod in live])
+        live = [_sandbox(pod) for pod in await self._run(live_sandboxes, pods)]
+        self._sandboxes = {sandbox.id: sandbox for sandbox in live}
+        await self._run(self._state.synchronize, live)
 
     async def run_pod_sandbox(self, pod: PodSandbox) -> None:
-        self._pods[pod.id] = pod.uid
-        await self._run(self._state.attach, _sandbox(pod))
+        sandbox = self._sandboxes[pod.id] = _sandbox(pod)
+        await self._run(self._state.attach, sandbox)
 
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
-        self._pods.pop(pod.id, None)
+        self._sandboxes.pop(pod.id, None)
         await self._run(self._state.detach, pod.id)
 
     async def remove_pod_sandbox(self, pod: PodSandbox) -> None:
@@ -42,18 +43,26 @@ class RuntimeEvents:
         found = (claim_uid_of(self._driver, cdi_id) for cdi_id in container.cdi_devices)
         claims = sorted({uid for uid in found if uid is not None})
         if claims:
-            await self._run(self._state.check, _sandbox(pod), claims)
+            try:
+                await self._run(self._state.check, _sandbox(pod), claims)
+            except RailmateError:
+                # the runtime does not wait for the API; the kubelet tries this container again in some seconds
+                asyncio.get_running_loop().run_in_executor(self._workers, self._adopt, _sandbox(pod), claims)
+                raise
         return None
 
-    def running_pods(self) -> frozenset[str]:
-        """UIDs of the pods that have a sandbox, as of the last event."""
-        return frozenset(list(self._pods.values()))
+    def _adopt(self, sandbox: Sandbox, claims: list[str]) -> None:
+        attempt(lambda: self._state.adopt(sandbox, claims))
+
+    def sandboxes(self) -> dict[str, Sandbox]:
+        """The live sandboxes by pod UID, as of the last event."""
+        return {sandbox.pod_uid: sandbox for sandbox in list(self._sandboxes.values())}
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, verb: Callable[..., Any], *arguments: Any) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._workers, verb, *arguments)
+    async def _run(self, verb: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, verb, *arguments)
 
 
 def live_sandboxes(pods: Iterable[PodSandbox]) -> list[PodSandbox]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
-from railmate.inventory.merge import keep_held
+from railmate import files
+from railmate.inventory import seen
+from railmate.inventory.merge import keep_facts, keep_held
 from railmate.inventory.model import Inventory
 from railmate.inventory.scan import scan
 from railmate.inventory.uevents import DeviceEvents
@@ -16,9 +19,11 @@ from railmate.node.settings import Settings
 from railmate.publish.devices import OfferOptions, build_offer
 from railmate.publish.model import Offer
 from railmate.topology.analyze import analyze
+from railmate.topology.model import Topology
 
 log = logging.getLogger(__name__)
 
+_SEEN = "seen.json"
 #: Seconds between two looks that no event asked for; events can be lost, and a simulated tree sends none.
 _EVERY = 60.0
 
@@ -29,6 +34,7 @@ class View:
 
     inventory: Inventory
     offer: Offer
+    topology: Topology
     gone: frozenset[str] = frozenset()  # held by a claim and no longer in the machine
 
 
@@ -36,25 +42,52 @@ def look(settings: Settings, before: Inventory | None = None, held: Set[str] = f
     """What is in the machine and what of it is offered. ``held`` hardware stays as it was ``before``."""
     inventory, gone = scan(settings.sysfs_root, settings.proc_root), frozenset[str]()
     if before is not None:
-        inventory, gone = keep_held(before, inventory, held)
-    topology = analyze(inventory)
+        inventory, gone = keep_held(before, keep_facts(before, inventory), held)
+    topology = analyze(inventory, settings.override)
     excluded = uplink_functions(inventory, uplink_names())
     offer = build_offer(inventory, topology, OfferOptions(settings.share_pair_vfs, excluded))
-    if before is None:
-        for sentence in inventory.warnings:
-            log.warning("%s", sentence)
-        for sentence in topology.notes:
-            log.info("%s", sentence)
-        log.info(
-            "machine class %s: %d GPUs, %d NIC functions, %d pairs; %d devices offered",
-            topology.machine_class, len(inventory.gpus), len(inventory.nics), len(topology.pairs), len(offer.devices),
-        )  # fmt: skip
-    return View(inventory, offer, gone)
+    return View(inventory, offer, topology, gone)
+
+
+def first_look(settings: Settings, held: Set[str]) -> View:
+    """The first look of this process. What an earlier one knew of hardware that pods hold is on disk."""
+    view = look(settings, _remembered(settings), held)
+    for sentence in view.inventory.warnings:
+        log.warning("%s", sentence)
+    for sentence in view.topology.notes:
+        log.info("%s", sentence)
+    log.info(
+        "machine class %s: %d GPUs, %d NIC functions, %d pairs; %d devices offered",
+        view.topology.machine_class, len(view.inventory.gpus), len(view.inventory.nics), len(view.topology.pairs),
+        len(view.offer.devices),
+    )  # fmt: skip
+    remember(settings, view)
+    return view
+
+
+def remember(settings: Settings, view: View) -> None:
+    """For the next process. Without it that one would publish less of what pods hold, until they are gone."""
+    try:
+        files.write_json(settings.plugin_dir / _SEEN, seen.to_json(view.inventory), durable=False)
+    except OSError as error:
+        log.warning("%s cannot be written: %s", settings.plugin_dir / _SEEN, error)
+
+
+def _remembered(settings: Settings) -> Inventory:
+    path = settings.plugin_dir / _SEEN
+    try:
+        return seen.from_json(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return Inventory()
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("%s is not used: %s", path, error)
+        return Inventory()
 
 
 class MachineWatch:
     """Blocking; run it in a daemon thread. ``held`` gives the addresses of all hardware that claims hold,
-    ``changed`` is called with each view whose offer differs from the last, ``gone`` with what is missing."""
+    ``changed`` is called with each view whose offer differs from the last, ``gone`` with what is missing, ``event``
+    as soon as the kernel says that something changed."""
 
     def __init__(
         self,
@@ -63,9 +96,10 @@ class MachineWatch:
         held: Callable[[], Set[str]],
         changed: Callable[[View], None],
         gone: Callable[[Set[str]], None],
+        event: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings, self._view = settings, first
-        self._held, self._changed, self._gone = held, changed, gone
+        self._held, self._changed, self._gone, self._event = held, changed, gone, event
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -80,6 +114,7 @@ class MachineWatch:
             else:
                 events.wait(_EVERY)
             if not self._stopping.is_set():
+                self._event()
                 self.look_again()
 
     def stop(self) -> None:
@@ -88,10 +123,12 @@ class MachineWatch:
     def look_again(self) -> None:
         """One look; what goes wrong is logged, and what was known stays."""
         try:
-            view = look(self._settings, self._view.inventory, self._held())
+            self._look_again()
         except Exception:
             log.exception("the machine cannot be looked at; what is published stays as it is")
-            return
+
+    def _look_again(self) -> None:
+        view = look(self._settings, self._view.inventory, self._held())
         if view.gone - self._view.gone:
             self._gone(view.gone - self._view.gone)
         if view.offer != self._view.offer:
@@ -106,4 +143,5 @@ class MachineWatch:
                 or "attributes of devices",
             )
             self._changed(view)
+            remember(self._settings, view)
         self._view = view

@@ -5,6 +5,7 @@ Events go to the Node or to a claim; ``status.devices`` of a claim says where it
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import logging
@@ -39,7 +40,7 @@ class Reports(ClaimObserver):
 
     def run(self) -> None:
         """Blocking; run it in a daemon thread."""
-        while (one := self._waiting.get()) is not None:
+        while (one := self._waiting.get()) is not None and not self._stopping.is_set():
             what, send = one
             pause = _PAUSE
             for left in reversed(range(_TRIES)):
@@ -57,8 +58,9 @@ class Reports(ClaimObserver):
                     break
 
     def stop(self) -> None:
-        self._stopping.set()
-        self._put(None)
+        self._stopping.set()  # seen after the report that is being sent
+        with contextlib.suppress(queue.Full):  # then there is one to wake up for
+            self._waiting.put_nowait(None)
 
     # --- events
     def node_event(self, reason: str, message: str) -> None:
@@ -87,7 +89,10 @@ class Reports(ClaimObserver):
         event = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": f"{about['name']}.{uuid.uuid4().hex[:16]}"[-253:], "namespace": namespace},
+            "metadata": {
+                "name": f"{about['name'][:236].rstrip('-.')}.{uuid.uuid4().hex[:16]}",
+                "namespace": namespace,
+            },
             "involvedObject": about,
             "reason": reason,
             "message": message[:1024],  # the API's limit
@@ -132,12 +137,11 @@ class Reports(ClaimObserver):
         """The API server removes the status with the allocation; only what we remember of it goes."""
         self._status.pop(claim.uid, None)
 
-    def _put(self, one: tuple[str, Callable[[], None]] | None) -> None:
+    def _put(self, one: tuple[str, Callable[[], None]]) -> None:
         try:
             self._waiting.put_nowait(one)
         except queue.Full:
-            if one is not None:
-                log.warning("%s is not reported: too many reports wait", one[0])
+            log.warning("%s is not reported: too many reports wait", one[0])
 
 
 def _device_status(driver: str, device: Any) -> Object:

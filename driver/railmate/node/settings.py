@@ -8,6 +8,7 @@ from pathlib import Path
 from railmate.errors import UsageError
 from railmate.publish.slices import check_names
 from railmate_api.attributes import DRIVER_NAME
+from railmate_api.override import TopologyOverride
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Settings:
     kubeconfig: str | None = None
     http_address: str = ""  # "", "host:port" or "unix:/path"
     share_pair_vfs: bool = False
+    override: TopologyOverride | None = None
 
     def __post_init__(self) -> None:
         check_names(self.driver_name, self.node_name)

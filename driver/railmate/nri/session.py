@@ -162,7 +162,10 @@ class Session:
         pods, self._pods = self._pods, []
         containers, self._containers = self._containers, []
         what = f"NRI Synchronize of {len(pods)} sandboxes and {len(containers)} containers"
-        task = self._work.submit("synchronize", what, partial(self._handler.synchronize, pods, containers))
+        # What the runtime says here is as of now: work of later events must not be undone by it.
+        task = self._work.submit(
+            "synchronize", what, partial(self._handler.synchronize, pods, containers), barrier=True
+        )
         if not await _ended(task, call):
             log.warning("%s takes long; the runtime goes on meanwhile", what)
         self._on_ready()

@@ -24,18 +24,31 @@ class WorkQueue:
 
     def __init__(self) -> None:
         self._last: dict[str, asyncio.Task[object]] = {}  # of each key, the piece all later ones wait for
+        self._barrier: asyncio.Task[object] | None = None  # what everything later waits for
         self._all: set[asyncio.Task[object]] = set()
 
-    def submit(self, key: str, what: str, work: Callable[[], Awaitable[T]]) -> asyncio.Task[T]:
-        """Start ``work`` when all earlier work of ``key`` has ended. ``what`` names it in the log."""
-        task = asyncio.create_task(self._run(self._last.get(key), what, work), name=what)
+    def submit(
+        self, key: str, what: str, work: Callable[[], Awaitable[T]], *, barrier: bool = False
+    ) -> asyncio.Task[T]:
+        """Start ``work`` when all earlier work of ``key`` has ended. ``what`` names it in the log.
+
+        A ``barrier`` starts when all earlier work of all keys has ended, and all later work waits for it.
+        """
+        earlier = (
+            set(self._all) if barrier else {t for t in (self._last.get(key), self._barrier) if t is not None}
+        )
+        task = asyncio.create_task(self._run(earlier, what, work), name=what)
         self._last[key] = task
+        if barrier:
+            self._barrier = task
         self._all.add(task)
 
         def ended(_: object) -> None:
             self._all.discard(task)
             if self._last.get(key) is task:
                 del self._last[key]
+            if self._barrier is task:
+                self._barrier = None
             if not task.cancelled():
                 task.exception()  # it is in the log; asyncio need not complain that nobody asked
 
@@ -43,10 +56,10 @@ class WorkQueue:
         return task
 
     async def _run(
-        self, previous: asyncio.Task[object] | None, what: str, work: Callable[[], Awaitable[T]]
+        self, earlier: set[asyncio.Task[object]], what: str, work: Callable[[], Awaitable[T]]
     ) -> T:
-        if previous is not None:
-            await asyncio.wait({previous})
+        if earlier:
+            await asyncio.wait(earlier)
         start = time.perf_counter()
         try:
             return await work()

@@ -11,13 +11,13 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from railmate.kube.client import KubeClient, Object
 from railmate.kube.errors import ApiError
 from railmate.publish.model import Offer
-from railmate.publish.slices import resource_slices
+from railmate.publish.slices import keep_taint_times, resource_slices
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,15 @@ log = logging.getLogger(__name__)
 _WATCH_SECONDS = 240
 #: Seconds between two looks that follow each other faster than _QUIET, doubled each time.
 _PAUSE_FIRST, _PAUSE_MAX, _QUIET = 0.1, 30.0, 10.0
+#: Fields that a server drops, and what that means.
+_LOSSES = {
+    "taints": "Its feature gate DRADeviceTaints is probably off (needs Kubernetes 1.36, or the gate): devices that "
+    "do not work are only shown as unhealthy, and pods may get them",
+}
+_OTHER_LOSS = (
+    "Its feature gate DRAPartitionableDevices is probably off (needs Kubernetes 1.36, or the gate): a GPU could then "
+    "be given out alone and in a pair"
+)
 
 
 class SliceController:
@@ -38,16 +47,19 @@ class SliceController:
         offer: Offer,
         on_published: Callable[[], None] | None = None,
         on_refused: Callable[[str], None] = lambda message: None,
+        taints: Mapping[str, str] | None = None,
     ) -> None:
-        """``on_refused`` is told, in a sentence for people, when the server calls our slices invalid."""
+        """``on_refused`` is told, in a sentence for people, when the server calls our slices invalid.
+        ``taints``: see ``set_taints``."""
         self._kube, self._driver, self._node, self._offer = kube, driver, node, offer
         self._on_published = on_published or (lambda: None)
         self._on_refused = on_refused
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._node_uid: str | None = None
-        # Specs as the server keeps them, where it dropped fields: wanting those back would loop for ever.
-        self._adopted: dict[str, Object] = {}
+        self._taints = dict(taints or {})
+        # Fields that the server does not keep: wanting them back would loop for ever.
+        self._dropped: set[str] = set()
 
     def run(self) -> None:
         pause = _PAUSE_FIRST
@@ -76,7 +88,16 @@ class SliceController:
         """Publish another offer from now on. Returns when it is in the API, or after ``stop``."""
         with self._lock:
             self._offer = offer
-            self._adopted.clear()
+            self._dropped.clear()
+        self._publish()
+
+    def set_taints(self, taints: Mapping[str, str]) -> None:
+        """Publish these taints, device name to reason, from now on. Returns as ``update`` does."""
+        with self._lock:
+            self._taints = dict(taints)
+        self._publish()
+
+    def _publish(self) -> None:
         pause = _PAUSE_FIRST
         while not self._stopping.is_set():
             try:
@@ -104,21 +125,25 @@ class SliceController:
         if self._node_uid is None or not existing:
             # a Node that was deleted and made again has another UID, and took its slices along
             self._node_uid = self._kube.get_node(self._node)["metadata"]["uid"]
-        plan = plan_writes(existing, self._desired(1))
+        plan = plan_writes(existing, self._desired(1, existing))
         if plan.generation is not None:
-            self._write(existing, self._desired(plan.generation), plan)
+            self._write(existing, self._desired(plan.generation, existing), plan)
             existing, version = self._kube.list_slices(self._driver, self._node)
         self._on_published()
         return version
 
-    def _desired(self, generation: int) -> list[Object]:
+    def _desired(self, generation: int, existing: Sequence[Object]) -> list[Object]:
         slices = resource_slices(
-            self._offer, self._driver, self._node, node_uid=self._node_uid, generation=generation
+            self._offer,
+            self._driver,
+            self._node,
+            node_uid=self._node_uid,
+            generation=generation,
+            taints=self._taints,
         )
         for item in slices:
-            adopted = self._adopted.get(item["metadata"]["name"])
-            if adopted is not None:
-                item["spec"] = adopted | {"pool": item["spec"]["pool"]}
+            item["spec"] = without_fields(item["spec"], self._dropped)
+        keep_taint_times(slices, existing)
         return slices
 
     def _write(self, existing: list[Object], desired: list[Object], plan: WritePlan) -> None:
@@ -140,14 +165,13 @@ class SliceController:
 
     def _adopt_dropped_fields(self, sent: Object, stored: Object) -> None:
         """A server with a feature gate off drops fields without an error (resourceslice strategy)."""
-        lost = dropped_fields(sent["spec"], stored["spec"])
+        lost = dropped_fields(sent["spec"], stored["spec"]) - self._dropped
+        self._dropped |= lost
         if lost:
-            name = sent["metadata"]["name"]
-            self._adopted[name] = stored["spec"]
+            meaning = {_LOSSES.get(field, _OTHER_LOSS) for field in lost}
             log.warning(
-                "ResourceSlice %s: the API server dropped %s. Its feature gate DRAPartitionableDevices is "
-                "probably off (needs Kubernetes 1.36, or the gate): a GPU could then be given out alone and "
-                "in a pair.", name, ", ".join(sorted(lost)),
+                "ResourceSlice %s: the API server dropped %s. %s.",
+                sent["metadata"]["name"], ", ".join(sorted(lost)), ". ".join(sorted(meaning)),
             )  # fmt: skip
 
     def _wait_for_change(self, version: str) -> None:
@@ -171,7 +195,9 @@ def plan_writes(existing: list[Object], desired: list[Object]) -> WritePlan:
     """What to write. Pure.
 
     A pool's generation tells the scheduler which slices belong together: it stays when exactly one
-    slice changes in place, else it is raised and all slices are written (KEP-4381, ResourcePool).
+    slice changes in place, else it is raised and all slices are written (KEP-4381, ResourcePool). Taints
+    need not change together, so slices that differ in nothing else do not count: while all slices are being
+    written, no device of the node can be allocated.
     """
     plan = WritePlan()
     wanted = {item["metadata"]["name"]: item for item in desired}
@@ -184,7 +210,8 @@ def plan_writes(existing: list[Object], desired: list[Object]) -> WritePlan:
     mixed = len({stored[name]["spec"]["pool"]["generation"] for name in kept}) > 1
     if not (plan.delete or plan.create or changed or mixed):
         return plan
-    if plan.create or plan.delete or mixed or len(changed) > 1:
+    together = {name for name in changed if not _same(_untainted(stored[name]), _untainted(wanted[name]))}
+    if plan.create or plan.delete or mixed or len(together) > 1:
         plan.generation = highest + 1
         plan.update = set(kept)
     else:
@@ -198,12 +225,25 @@ def _same(stored: Object, wanted: Object) -> bool:
     return _comparable(stored) == _comparable(wanted)
 
 
+def _untainted(item: Object) -> Object:
+    return {**item, "spec": without_fields(item["spec"], {"taints"})}
+
+
 def _comparable(item: Object) -> tuple[Any, ...]:
     spec = {key: value for key, value in item["spec"].items() if value not in (None, [], {})}
     pool = dict(spec.pop("pool"))
     pool.pop("generation", None)
     owners = [(owner["name"], owner["uid"]) for owner in item["metadata"].get("ownerReferences", [])]
     return spec, pool, owners
+
+
+def without_fields(value: Any, names: Collection[str]) -> Any:
+    """A copy without fields of these names at any depth."""
+    if isinstance(value, dict):
+        return {key: without_fields(one, names) for key, one in value.items() if key not in names}
+    if isinstance(value, list):
+        return [without_fields(one, names) for one in value]
+    return value
 
 
 def dropped_fields(sent: Any, stored: Any) -> set[str]:

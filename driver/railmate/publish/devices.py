@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,13 @@ from railmate.publish.model import AttributeValue, Offer, OfferedDevice
 from railmate.topology.model import Pair, Role, Source, Topology
 from railmate_api import attributes as names
 
+#: A GPU in this mode runs nothing as a whole (NVIDIA MIG user guide); its instances are not offered yet.
+_MIG = "MIG"
 #: Drivers that hold a function for a virtual machine or a user-space driver.
 _PASS_THROUGH = frozenset({"vfio-pci", "pci-stub", "uio_pci_generic", "igb_uio", "xen-pciback"})
 #: API limit of an attribute's string in bytes (k8s.io/api resource/v1, DeviceAttributeMaxValueLength).
 _MAX_STRING = 64
+_MAX_NAME = 63  # a device's name is a DNS label
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,9 @@ class _Mapping:
     def __init__(self, inventory: Inventory, topology: Topology, options: OfferOptions) -> None:
         self._topology = topology
         self._options = options
-        self._gpus = {gpu.address: gpu for gpu in inventory.gpus if self._offered(gpu)}
+        self._gpus = {
+            gpu.address: gpu for gpu in inventory.gpus if self._offered(gpu) and gpu.partition_mode != _MIG
+        }
         self._nics = {nic.address: nic for nic in inventory.nics if self._offered_nic(nic)}
         self._functions = inventory.functions
         # VFs by the address of their physical function, in VF order
@@ -128,7 +134,7 @@ class _Mapping:
             attributes[names.PCIE_SWITCH] = pair.pcie_switch
         _put_joined(attributes, names.NIC_PCI_BUS_ID, (nic.address for nic in nics))
         return OfferedDevice(
-            name=device_name("pair", gpu.address),
+            name=pair_name(gpu.address, [nic.address for nic in nics]),
             kind=names.KIND_PAIR,
             attributes=attributes,
             capacity=gpu_capacity(gpu),
@@ -207,6 +213,15 @@ class _Mapping:
 def device_name(prefix: str, address: str) -> str:
     """A DNS label from an address: ``gpu-0000-07-00-0``. Stable while the hardware stays in its place."""
     return f"{prefix}-{address.replace(':', '-').replace('.', '-')}"
+
+
+def pair_name(gpu: str, nics: Sequence[str]) -> str:
+    """``pair-0000-07-00-0-0000-0c-00-1``: both halves, so that a name means the same hardware for good, also after
+    another VF had to take the place of the first. Where that is too long for a DNS label a digest names the NICs."""
+    name = "-".join([device_name("pair", gpu), *(device_name("", nic)[1:] for nic in nics)])
+    if len(name) <= _MAX_NAME:
+        return name
+    return f"{device_name('pair', gpu)}-{hashlib.sha256(','.join(nics).encode()).hexdigest()[:10]}"
 
 
 def gpu_attributes(gpu: Gpu) -> dict[str, AttributeValue]:

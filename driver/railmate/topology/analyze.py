@@ -47,6 +47,7 @@ class _Analysis:
             for nic in inventory.nics
             if nic.function.physical_function is not None
         }
+        self.override = override
         self.stated = NOTHING if override is None else fit(override, inventory)
         self.dma = self._useful_dma_functions()
 
@@ -247,6 +248,15 @@ class _Analysis:
             ordinals.update((gpu, ordinals[pair.nics[0]]) for gpu in pair.gpus if gpu not in stated)
         return self._with_vfs(ordinals)
 
+    def lost_rails(self) -> list[str]:
+        """Rail ordinals that the override gives to NICs which are no rails: these have none."""
+        asked = self.override.rails if self.override is not None else {}
+        return [
+            f"The override gives {address} rail {asked[address]}, but its role is {role}: it has no rail."
+            for address, role in self.roles.items()
+            if address in asked and address in self.stated.rails and role is not Role.RAIL
+        ]
+
     @cached_property
     def device_switches(self) -> dict[str, str]:
         above_rails = frozenset(switch for nic in self.rails for switch in self.chains[nic.address])
@@ -298,5 +308,5 @@ class _Analysis:
             rails=self.rail_ordinals(),
             sources=self.device_sources(),
             numa_nodes=self._with_vfs(nodes),
-            notes=(*explain(knowledge), *self.stated.notes),
+            notes=(*explain(knowledge), *self.stated.notes, *self.lost_rails()),
         )

@@ -20,6 +20,7 @@ _ETHERNET_ONLY = {  # ConnectX-4 Lx and -6 Lx, at most 50 Gbit/s, for the host's
     (_NVIDIA_NETWORKING, 0x101F),
 }
 _DPUS = {(_NVIDIA_NETWORKING, device) for device in (0xA2D2, 0xA2D6, 0xA2DC)}  # BlueField 1 to 3
+_INFINIBAND = "InfiniBand"
 
 Model = tuple[int, int]
 
@@ -84,6 +85,11 @@ def roles_without_switch(
     candidates = [nic for nic in nics if can_be_rail(nic)]
     candidates = _without(candidates, _ETHERNET_ONLY)
     candidates = _without(candidates, _DPUS)
+    if len({model(nic) for nic in candidates}) > 1:
+        # Azure: beside its InfiniBand functions a guest has an Ethernet one of another model for its own network
+        infiniband = [nic for nic in candidates if _link_layer(nic) == _INFINIBAND]
+        if 2 * len(infiniband) >= len(candidates):
+            candidates = infiniband
     if trust_rates and len({model(nic) for nic in candidates}) > 1:
         rates = {
             nic.address: max((device.rate or 0 for device in nic.rdma_devices), default=0)
@@ -94,6 +100,10 @@ def roles_without_switch(
             candidates = [nic for nic in candidates if rates[nic.address] * 2 > fastest]
     rails = {nic.address for nic in candidates}
     return {nic.address: _role(nic, rails, chains, storage_switches) for nic in nics}
+
+
+def _link_layer(nic: PciFunction) -> str | None:
+    return next((device.link_layer for device in nic.rdma_devices), None)
 
 
 def usual_model(nics: Iterable[PciFunction]) -> Model | None:

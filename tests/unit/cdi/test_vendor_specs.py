@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from railmate.cdi.vendor import vendor_devices
+from railmate.cdi.vendor import VendorSpecs
 
 NVIDIA_YAML = """\
 cdiVersion: 0.5.0
@@ -27,7 +27,7 @@ def test_yaml_and_json_specs_are_read(tmp_path: Path) -> None:
     (tmp_path / "amd.json").write_text(
         json.dumps({"kind": "amd.com/gpu", "devices": [{"name": "abc"}, {"name": 3}]})
     )
-    found = vendor_devices([tmp_path])
+    found = VendorSpecs([tmp_path]).devices()
     assert found["GPU-1"] == "nvidia.com/gpu=GPU-1"
     assert found["abc"] == "amd.com/gpu=abc"
     assert found["3"] == "amd.com/gpu=3"
@@ -42,7 +42,7 @@ def test_other_kinds_and_other_files_are_left_alone(tmp_path: Path) -> None:
     )
     (tmp_path / "nvidia.yaml.bak").write_text(NVIDIA_YAML)
     (tmp_path / ".nvidia-abc").write_text(NVIDIA_YAML)
-    assert vendor_devices([tmp_path]) == {}
+    assert VendorSpecs([tmp_path]).devices() == {}
 
 
 @pytest.mark.parametrize(
@@ -65,19 +65,19 @@ def test_malformed_spec_is_left_out_with_a_word(
 ) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     (tmp_path / "good.yaml").write_text(NVIDIA_YAML)
-    assert vendor_devices([tmp_path])["GPU-1"] == "nvidia.com/gpu=GPU-1"
+    assert VendorSpecs([tmp_path]).devices()["GPU-1"] == "nvidia.com/gpu=GPU-1"
     assert "bad.yaml" in caplog.text
 
 
 def test_binary_file_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_bytes(b"nvidia.com/gpu \xff\xfe")
-    assert vendor_devices([tmp_path]) == {}
+    assert VendorSpecs([tmp_path]).devices() == {}
 
 
 def test_directory_named_like_a_spec_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "dir.json").mkdir()
-    assert vendor_devices([tmp_path]) == {}
+    assert VendorSpecs([tmp_path]).devices() == {}
 
 
 def test_missing_directories_are_fine(tmp_path: Path) -> None:
-    assert vendor_devices([tmp_path / "none"]) == {}
+    assert VendorSpecs([tmp_path / "none"]).devices() == {}

@@ -16,6 +16,7 @@ import railmate
 from harness.gobuild import built
 from harness.simnode import LABEL, STATE
 from railmate.cli.node import add_parser
+from railmate_api.admission import policy_spec
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "driver/chart"
@@ -70,7 +71,8 @@ def test_every_value_has_a_place_in_the_schema() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert set(values) == set(schema["properties"]) - {"global"}
-    assert set(values["image"]) == set(schema["properties"]["image"]["properties"])
+    for name in ("image", "admission"):
+        assert set(values[name]) == set(schema["properties"][name]["properties"])
 
 
 @pytest.mark.parametrize("setting", ["", "hostPID=true", "privileged=true", "sharePairVFs=true"])
@@ -131,18 +133,52 @@ def test_the_role_allows_what_the_driver_does_and_no_more(render: Render) -> Non
     }
     assert allowed == {
         ("resource.k8s.io", "resourceclaims"): ["get"],
-        ("resource.k8s.io", "resourceslices"): [
-            "get",
-            "list",
-            "watch",
-            "create",
-            "update",
-            "patch",
-            "delete",
-        ],
+        ("resource.k8s.io", "resourceclaims/status"): ["patch"],
+        ("resource.k8s.io", "resourceclaims/driver"): ["associated-node:patch"],
+        ("resource.k8s.io", "resourceslices"): ["list", "watch", "create", "update", "delete"],
         ("", "nodes"): ["get"],
-        ("", "events"): ["create", "patch"],
+        ("", "events"): ["create"],
     }
+
+
+def test_the_role_is_for_the_status_of_the_drivers_own_devices(render: Render) -> None:
+    rules = render("--set", "driverName=gpus.example.org")["ClusterRole/railmate"]["rules"]
+    (names,) = [rule["resourceNames"] for rule in rules if "resourceclaims/driver" in rule["resources"]]
+    assert names == ["gpus.example.org"]
+
+
+def test_the_slice_policy_is_about_the_drivers_service_account_and_name(render: Render) -> None:
+    objects = render("--set", "driverName=gpus.example.org", release="second")
+    policy = objects["ValidatingAdmissionPolicy/second-railmate-slices"]["spec"]
+    account = (
+        f"system:serviceaccount:somewhere:{objects['ServiceAccount/second-railmate']['metadata']['name']}"
+    )
+    assert [one["expression"] for one in policy["matchConditions"]] == [
+        f'request.userInfo.username == "{account}"'
+    ]
+    assert {"name": "driver", "expression": '"gpus.example.org"'} in policy["variables"]
+    assert policy["failurePolicy"] == "Fail"
+
+
+def test_the_config_policy_looks_at_config_for_the_drivers_name(render: Render) -> None:
+    plain = render()["ValidatingAdmissionPolicy/railmate-config"]["spec"]
+    assert plain == policy_spec()
+    named = render("--set", "driverName=gpus.example.org")["ValidatingAdmissionPolicy/railmate-config"]
+    text = json.dumps(named)
+    assert text.count('orValue(\\"\\") == \\"gpus.example.org\\"') == json.dumps(plain).count(
+        'orValue(\\"\\") == \\"railmate.dev\\"'
+    )
+    assert '\\"railmate.dev\\"' not in text
+    assert named["spec"]["failurePolicy"] == "Fail"
+
+
+@pytest.mark.parametrize("which", ["slices", "config"])
+def test_each_policy_denies_and_can_be_left_out(render: Render, which: str) -> None:
+    binding = render()[f"ValidatingAdmissionPolicyBinding/railmate-{which}"]["spec"]
+    assert binding == {"policyName": f"railmate-{which}", "validationActions": ["Deny"]}
+    left = [key for key in render("--set", f"admission.{which}=false") if "AdmissionPolicy" in key]
+    assert len(left) == 2
+    assert not [key for key in left if key.endswith(which)]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from claims_netdevs import FakeNetdevs, World
 from claims_world import FakeClaims, state
 
 import railmate.claims.attachments as attachments
+import railmate.claims.reconcile as reconcile
 import railmate.claims.state as verbs
 
 
@@ -18,6 +19,8 @@ def netdevs(monkeypatch: pytest.MonkeyPatch) -> FakeNetdevs:
     monkeypatch.setattr(verbs, "snapshot", fake.snapshot)
     for name in ("attach_all", "return_all"):
         monkeypatch.setattr(attachments, name, getattr(fake, name))
+    for module in (attachments, reconcile):
+        monkeypatch.setattr(module, "is_namespace", lambda path: str(path) not in fake.gone)
     return fake
 
 

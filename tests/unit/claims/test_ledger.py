@@ -70,7 +70,7 @@ def test_unknown_claim_is_none(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("bad", ["", "../x", "a/b", "a.b", "*"])
 def test_uid_that_is_a_path_is_refused(ledger: Ledger, bad: str) -> None:
-    with pytest.raises(ValueError, match="UID"):
+    with pytest.raises(RailmateError, match="UID"):
         ledger.get(bad)
 
 
@@ -120,24 +120,47 @@ def test_fields_that_an_older_version_did_not_write_have_defaults(ledger: Ledger
         "{}",
         '{"version": 1}',
         '{"version": "1"}',
-        '{"version": 99}',
         "\x00" * 512,
     ],
 )
-def test_file_that_is_no_entry_is_set_aside(
+def test_file_that_is_no_entry_is_set_aside_and_rebuilt(
     ledger: Ledger, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger.put(entry(1))
     ledger.put(entry(2))
     path = file_of(ledger)
     path.write_text(text)
-    assert set(ledger.entries()) == {uid(2)}
-    assert not path.exists()
+    assert ledger.entries() == {uid(1): entry(1), uid(2): entry(2)}
     assert path.with_suffix(".bad").read_text() == text
     assert str(path) in caplog.text
-    assert ledger.get(uid(1)) is None
+    assert ledger.get(uid(1)) == entry(1)
+
+
+def test_file_that_cannot_be_rebuilt_is_set_aside_and_the_rest_goes_on(ledger: Ledger) -> None:
+    told: list[str] = []
+    ledger = Ledger(ledger.plugin_dir, told.append)
     ledger.put(entry(1))
-    assert set(ledger.entries()) == {uid(1), uid(2)}
+    ledger.put(entry(2))
+    path = file_of(ledger)
+    path.write_text("{")
+    path.with_suffix(".prepared").write_text("{")
+    assert set(ledger.entries()) == {uid(2)}
+    assert not path.exists()
+    assert path.with_suffix(".bad").exists()
+    (message,) = told
+    assert uid(1) in message
+    assert "delete the pod" in message
+
+
+def test_file_of_a_newer_version_is_left_for_who_wrote_it(ledger: Ledger) -> None:
+    ledger.put(entry(1))
+    ledger.put(entry(2))
+    path = file_of(ledger)
+    path.write_text('{"version": 99}')
+    assert set(ledger.entries()) == {uid(2)}
+    with pytest.raises(RailmateError, match="newer railmate"):
+        ledger.get(uid(1))
+    assert path.read_text() == '{"version": 99}'
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

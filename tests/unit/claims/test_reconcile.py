@@ -10,7 +10,6 @@ import pytest
 from claims_netdevs import HOST, World
 from claims_world import DRIVER, VFS, claim, ref, sandbox, uid, view
 
-import railmate.claims.reconcile as module
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.kube.errors import ApiError
@@ -21,7 +20,6 @@ Reconcile = Callable[[], Counter[str]]
 @pytest.fixture
 def reconcile(world: World, monkeypatch: pytest.MonkeyPatch) -> Reconcile:
     """One round of a process that has just started; what it repaired."""
-    monkeypatch.setattr(module, "is_namespace", lambda path: str(path) not in world.netdevs.gone)
 
     def run() -> Counter[str]:
         repaired: Counter[str] = Counter()

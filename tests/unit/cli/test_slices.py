@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,11 +15,11 @@ from railmate.cli.main import main
 Root = Callable[[str, int], Path]
 
 
-def slices(root: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+def slices(root: Path, capsys: pytest.CaptureFixture[str], *more: str, ok_notes: bool = False) -> str:
     tree = ["--sysfs-root", str(root / "sys"), "--proc-root", str(root / "proc")]
     assert main(["slices", *tree, "--node-name", "node1", *more]) == 0
     out, err = capsys.readouterr()
-    assert err == ""
+    assert err == "" or ok_notes
     return out
 
 
@@ -77,6 +78,84 @@ def test_name_that_no_server_takes_is_bad_usage(
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
     assert option[0] in err
+
+
+def devices(text: str) -> list[dict[str, dict[str, object]]]:
+    """The attributes of all devices."""
+    documents = yaml.safe_load_all(text)
+    return [device["attributes"] for document in documents for device in document["spec"].get("devices", [])]
+
+
+SWITCH, SOURCE = "railmate.dev/pcieSwitch", "railmate.dev/topologySource"
+OVERRIDE = """\
+apiVersion: railmate.dev/v1alpha1
+kind: TopologyOverride
+numaNodes: {0000:20:1c.0: 5}
+switches:
+- {id: left, devices: [0000:10:1b.0, 0000:10:1c.0, 0000:10:1d.0]}
+"""
+
+
+@pytest.mark.parametrize("name", ["aws-p4d", "lassen-p9", "tuolumne-mi300a"])
+def test_without_switch_knowledge_no_switch_is_published(
+    machine_root: Root, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    root = machine_root(name, 0)
+    assert main(["slices", "--sysfs-root", str(root / "sys"), "--node-name", "node1"]) == 0
+    out, err = capsys.readouterr()
+    found = devices(out)
+    assert len(found) >= 4
+    assert not [one for one in found if SWITCH in one]
+    assert {one[SOURCE]["string"] for one in found} == {"numa"}
+    assert "by NUMA node" in err
+
+
+def test_an_override_gives_switches_to_what_it_names_and_nothing_else(
+    machine_root: Root, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "o.yaml").write_text(OVERRIDE)
+    root = machine_root("aws-p4d", 0)
+    more = ["--node-name", "node1", "--override", str(tmp_path / "o.yaml")]
+    assert main(["slices", "--sysfs-root", str(root / "sys"), *more]) == 0
+    found = {
+        str(one["resource.kubernetes.io/pciBusID"]["string"]): one for one in devices(capsys.readouterr().out)
+    }
+    with_switch = {address: one[SWITCH]["string"] for address, one in found.items() if SWITCH in one}
+    assert with_switch["0000:10:1c.0"] == with_switch["0000:10:1d.0"] == "left"
+    assert set(with_switch) <= {"0000:10:1b.0", "0000:10:1c.0", "0000:10:1d.0"}
+    assert all(found[address][SOURCE] == {"string": "override"} for address in with_switch)
+    assert found["0000:20:1c.0"]["resource.kubernetes.io/numaNode"] == {"int": 5}
+
+
+def test_switches_of_an_override_make_names_that_the_api_takes(
+    machine_root: Root, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = "apiVersion: railmate.dev/v1alpha1\nkind: TopologyOverride\nswitches:\n"
+    ids = ["a" * 56, "ffff:ff:01.0"]
+    (tmp_path / "o.yaml").write_text(
+        f"{head}- {{id: {ids[0]}, devices: [0000:07:00.0, 0000:0c:00.0]}}\n"
+        f"- {{id: {ids[1]}, devices: [0000:0f:00.0, 0000:12:00.0]}}\n"
+    )
+    out = slices(machine_root("dgx-a100", 4), capsys, "--override", str(tmp_path / "o.yaml"), ok_notes=True)
+    sets = [s["name"] for d in yaml.safe_load_all(out) for s in d["spec"].get("sharedCounters", [])]
+    assert {f"switch-{'a' * 56}", "switch-ffff-ff-01-0"} <= set(sets)
+    assert all(re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name) for name in sets)
+    assert {one[SWITCH]["string"] for one in devices(out) if SWITCH in one} >= set(ids)
+
+
+def test_a_role_rule_keeps_a_nic_out_of_the_slices(
+    machine_root: Root, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = machine_root("dgx-a100", 4)
+    out = slices(root, capsys)
+    assert "0000:0c:00.1" in out
+    assert (
+        main(
+            ["slices", "--sysfs-root", str(root / "sys"), "--role", "mlx5_0=storage", "--node-name", "node1"]
+        )
+        == 0
+    )
+    assert "0000:0c:00.1" not in capsys.readouterr().out
 
 
 def test_notes_about_the_machine_go_to_stderr(machine_root: Root, capsys: pytest.CaptureFixture[str]) -> None:

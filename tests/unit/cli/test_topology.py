@@ -10,11 +10,14 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import yaml
 
-from harness.machines import MACHINES, load_machine
+from harness.machines import MACHINES, load_machine, parse_machine
+from harness.synthetic import inventory_of
 from harness.sysfs import write_tree
 from railmate.cli import topology as command
 from railmate.errors import UsageError
+from railmate.topology.analyze import analyze
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +176,99 @@ def test_boxes_of_the_picture_do_not_overlap(dgx: Path, capsys: pytest.CaptureFi
     for index, (x, y, width, height) in enumerate(boxes):
         for x2, y2, width2, height2 in boxes[index + 1 :]:
             assert x + width <= x2 or x2 + width2 <= x or y + height <= y2 or y2 + height2 <= y
+
+
+OVERRIDE = """\
+apiVersion: railmate.dev/v1alpha1
+kind: TopologyOverride
+switches:
+- {id: left, devices: [0000:10:1b.0, 0000:10:1c.0, 0000:10:1d.0]}
+"""
+
+
+def test_an_override_file_is_used_and_its_answers_say_so(
+    p4d: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "o.yaml").write_text(OVERRIDE)
+    railmate("--sysfs-root", p4d, "--override", tmp_path / "o.yaml", "-o", "json")
+    document = json.loads(capsys.readouterr().out)
+    assert document["machineClass"] == "integrated"
+    path = document["paths"][0]
+    assert (path["gpu"], path["nic"]) == ("0000:10:1c.0", "0000:10:00.0"), "the host's own network card"
+    own = next(path for path in document["paths"] if path["nic"] == "0000:10:1b.0")
+    assert (own["distance"], own["pcieSwitch"], own["source"], own["ncclDistance"]) == (
+        "PIX",
+        "left",
+        "override",
+        "PHB",
+    )
+    assert document["gpus"][0]["source"] == "override"
+    assert document["gpus"][2]["source"] == "numa"
+    assert any("The override tells" in note for note in document["notes"])
+    railmate("--sysfs-root", p4d, "--override", tmp_path / "o.yaml")
+    assert re.search(r"GPU0 GPU1 +NIC\d +PIX +left +override", capsys.readouterr().out)
+    railmate("--sysfs-root", p4d, "--override", tmp_path / "o.yaml", "-o", "svg")
+    assert "an override tells" in capsys.readouterr().out
+
+
+def test_a_bad_override_is_a_usage_error_that_names_file_and_line(p4d: Path, tmp_path: Path) -> None:
+    (tmp_path / "o.yaml").write_text(OVERRIDE.replace("left", "l e f t"))
+    with pytest.raises(UsageError, match=r"o\.yaml: line 4: switches\[0\]\.id"):
+        railmate("--sysfs-root", p4d, "--override", tmp_path / "o.yaml")
+
+
+def test_role_rules_are_used_in_their_order(dgx: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    railmate("--sysfs-root", dgx, "--role", "0000:0c:00.0=other", "--role", "mlx5_[01]=storage", "-o", "json")
+    roles = {nic["pciBusID"]: nic["role"] for nic in json.loads(capsys.readouterr().out)["nics"]}
+    assert [roles[f"0000:{bus}:00.0"] for bus in ("0c", "12", "4b")] == ["other", "storage", "rail"]
+    with pytest.raises(UsageError, match="--role"):
+        railmate("--sysfs-root", dgx, "--role", "mlx5_0")
+
+
+def test_the_picture_says_the_class_and_that_pairs_are_by_numa(
+    p4d: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    railmate("--sysfs-root", p4d, "-o", "svg")
+    out = capsys.readouterr().out
+    assert "Machine class integrated" in out
+    assert "pairs are by NUMA node" in out
+
+
+@pytest.mark.parametrize("output", ["table", "tree"])
+def test_every_output_for_people_says_the_class_and_why_pairs_are_by_numa(
+    p4d: Path, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    railmate("--sysfs-root", p4d, "-o", output)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Machine class: integrated" in out
+    assert "Class integrated: GPUs and NICs are endpoints of shared host bridges" in out
+    assert "so pairs are by host bridge, else by NUMA node" in out
+
+
+def test_a_recording_is_a_machine_of_the_same_topology(
+    dgx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert railmate("--sysfs-root", dgx, "--record", tmp_path / "mine.yaml") == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "mine.yaml" in captured.err
+    railmate("--sysfs-root", dgx, "--record", "-")
+    assert capsys.readouterr().out == (tmp_path / "mine.yaml").read_text()
+    machine = parse_machine(yaml.safe_load((tmp_path / "mine.yaml").read_text()))
+    recorded = analyze(inventory_of(machine))
+    railmate("--sysfs-root", dgx, "-o", "json")
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["paths"]) == len(recorded.paths) == 88
+    assert [(path["distance"], path["pcieSwitch"], path["ncclDistance"]) for path in document["paths"]] == [
+        (path.distance, path.pcie_switch, path.nccl_distance) for path in recorded.paths
+    ]
+    assert [pair["nics"] for pair in document["pairs"]] == [list(pair.nics) for pair in recorded.pairs]
+    assert len([nic for nic in machine.functions.values() if nic.physical_function]) == 32
+
+
+def test_a_recording_that_cannot_be_written_is_a_usage_error(dgx: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere/mine\.yaml: cannot be written .*--record"):
+        railmate("--sysfs-root", dgx, "--record", tmp_path / "nowhere/mine.yaml")
 
 
 def test_a_missing_directory_is_a_usage_error(tmp_path: Path) -> None:

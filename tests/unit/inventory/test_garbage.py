@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace as replace_facts
 from pathlib import Path
@@ -122,6 +123,19 @@ def test_a_device_link_that_leads_nowhere_takes_only_that_device_out(kind: str, 
     assert any(str(link) in warning for warning in inventory.warnings)
 
 
+@pytest.mark.parametrize("kind", DEVICE_LINKS)
+def test_what_a_nic_leaves_behind_is_not_taken_for_its_bridges(kind: str, tree: Path) -> None:
+    """The class directories still show its RDMA device."""
+    DEVICE_LINKS[kind](tree / "sys/bus/pci/devices" / RAIL)
+    inventory = rescan(tree)
+    assert RAIL not in inventory.functions
+    assert (tree / "sys/class/infiniband/mlx5_30").exists()
+    assert [
+        f.address for f in inventory.functions.values() if f.class_code == 0x060400 and f.rdma_devices
+    ] == []
+    assert all(nic.function.class_code >> 16 == 0x02 for nic in inventory.nics)
+
+
 def test_links_that_loop_through_each_other(tree: Path) -> None:
     devices = tree / "sys/bus/pci/devices"
     relink(devices / GPU, OTHER_GPU)
@@ -213,9 +227,102 @@ def test_ten_thousand_functions(tmp_path: Path) -> None:
         for attribute, value in (("class", "0x088000"), ("vendor", "0x8086"), ("device", "0x0001")):
             (place / attribute).write_text(value)
         (devices / address).symlink_to(f"../../../devices/pci{number >> 8:04x}:00/{address}")
+    begin = time.process_time()
     inventory = scan(tmp_path, tmp_path / "proc")
+    assert time.process_time() - begin < 5  # half a second where nothing else runs
     assert len(inventory.functions) == 10_000
     assert analyze(inventory).paths == ()
+
+
+def test_one_bad_link_loses_one_vf_and_the_others_keep_their_indices(tree: Path) -> None:
+    vfs = rescan(tree).functions[RAIL].virtual_functions
+    assert len(vfs) == 2
+    bad = directory(tree, RAIL) / "virtfn0"
+    relink(bad, "../rubbish")
+    inventory = rescan(tree)
+    assert inventory.functions[RAIL].virtual_functions == vfs[1:]
+    assert [nic.vf_index for nic in inventory.nics if nic.function.physical_function == RAIL] == [1]
+    assert vfs[0] not in inventory.functions
+    assert any(str(bad) in warning for warning in inventory.warnings)
+
+
+def test_two_links_to_one_vf_tell_no_index(tree: Path) -> None:
+    first, second = (directory(tree, RAIL) / f"virtfn{index}" for index in (0, 1))
+    relink(second, str(first.readlink()))
+    inventory = rescan(tree)
+    assert inventory.functions[RAIL].virtual_functions == ()
+    assert all(any(str(link) in warning for warning in inventory.warnings) for link in (first, second))
+    assert len(analyze(inventory).pairs) == GPUS
+
+
+@pytest.mark.parametrize("target", [GPU, "0000:12:00.0"])
+def test_a_bad_link_to_another_device_does_not_take_that_device_out(target: str, tree: Path) -> None:
+    relink(directory(tree, RAIL) / "virtfn0", f"../../02:08.0/{target}")
+    inventory = rescan(tree)
+    assert target in inventory.functions
+    assert len(inventory.gpus) == GPUS
+    assert any(target in warning for warning in inventory.warnings)
+
+
+def test_a_vf_that_lost_its_physfn_link_is_no_physical_function(tree: Path) -> None:
+    vf = rescan(tree).functions[RAIL].virtual_functions[0]
+    (directory(tree, vf) / "physfn").unlink()
+    inventory = rescan(tree)
+    assert vf not in inventory.functions
+    assert [nic.vf_index for nic in inventory.nics if nic.function.physical_function == RAIL] == [1]
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"two\nlines\n", b"\x1b[2J\n", b"x" * 300, b"!!\n"])
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("net/enp30np0/address", "mac"),
+        ("net/enp30np0/operstate", "operstate"),
+        ("net/enp30np0/mtu", "mtu"),
+        ("net/enp30np0/speed", "speed"),
+        ("net/enp30np0/type", "link_type"),
+        ("infiniband/mlx5_30/node_guid", "node_guid"),
+        ("infiniband/mlx5_30/ports/1/state", "state"),
+        ("infiniband/mlx5_30/ports/1/link_layer", "link_layer"),
+        ("infiniband/mlx5_30/ports/1/rate", "rate"),
+    ],
+)
+def test_what_makes_no_sense_is_unknown_and_named(path: str, field: str, content: bytes, tree: Path) -> None:
+    file = directory(tree, RAIL) / path
+    if not file.exists():
+        file.write_text("")
+    replace(file, content)
+    inventory = rescan(tree)
+    function = inventory.functions[RAIL]
+    (device,) = function.netdevs if path.startswith("net/") else function.rdma_devices
+    assert getattr(device, field) is None
+    assert any(str(file) in warning for warning in inventory.warnings)
+    assert len(analyze(inventory).pairs) == GPUS
+
+
+@pytest.mark.parametrize("number", ["1_0", "\u0661", "1 0", "0b1", "1e3", "--1"])
+def test_only_plain_numbers_are_numbers(number: str, tree: Path) -> None:
+    replace(directory(tree, GPU) / "numa_node", number.encode())
+    assert rescan(tree).functions[GPU].numa_node is None
+
+
+@pytest.mark.parametrize("target", ["../../../../kernel/iommu_groups/rubbish", "..", "iommu_group"])
+def test_an_iommu_group_that_is_none(target: str, tree: Path) -> None:
+    link = directory(tree, GPU) / "iommu_group"
+    link.symlink_to(target)
+    inventory = rescan(tree)
+    assert inventory.functions[GPU].iommu_group is None
+    assert any(str(link) in warning for warning in inventory.warnings)
+
+
+@pytest.mark.parametrize("attribute", ["numa_node", "vendor", "net/enp30np0/mtu"])
+def test_a_file_that_cannot_be_read_is_named(attribute: str, tree: Path) -> None:
+    """Reading a process's memory at address 0 fails for root too."""
+    file = directory(tree, RAIL) / attribute
+    relink(file, "/proc/self/mem")
+    inventory = rescan(tree)
+    assert any(str(file) in warning and "cannot be read" in warning for warning in inventory.warnings)
+    assert RAIL in inventory.functions
 
 
 @pytest.mark.parametrize("seed", range(20))

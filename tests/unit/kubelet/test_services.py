@@ -13,7 +13,7 @@ import pytest
 from railmate.claims.records import ClaimRef, PreparedDevice
 from railmate.claims.state import PreparedClaim
 from railmate.errors import RailmateError
-from railmate.kubelet.services import SUPPORTED_VERSIONS, DraPlugin, Registration, v1, v1beta1
+from railmate.kubelet.services import SUPPORTED_VERSIONS, DraPlugin, Registration, Workers, v1, v1beta1
 from railmate_api.proto import dra_v1_pb2, dra_v1beta1_pb2, pluginregistration_pb2
 
 PREPARED = PreparedClaim(
@@ -55,7 +55,7 @@ def ask(make: Callable[..., DraPlugin], messages: Any, call: str, verbs: Verbs, 
     claims = [messages.Claim(uid=uid, namespace="team", name=f"name-{uid}") for uid in uids]
     request = getattr(messages, f"{call}Request")(claims=claims)
     with ThreadPoolExecutor(8) as workers:
-        return asyncio.run(getattr(make(verbs, workers), call)(request, None))
+        return asyncio.run(getattr(make(verbs, Workers(workers, workers)), call)(request, None))
 
 
 @pytest.mark.parametrize(("make", "messages"), VERSIONS)

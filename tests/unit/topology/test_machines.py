@@ -56,6 +56,15 @@ def test_distances_are_those_of_nvidia_smi(real: tuple[Machine, Inventory, Topol
     assert (len(found), len(found[0])) == SIZES[machine.name]
 
 
+def test_distances_are_those_of_nccl(real: tuple[Machine, Inventory, Topology]) -> None:
+    machine, _, topology = real
+    gpus, nics = machine.expected["gpus"], machine.expected["nics"]
+    paths = {(path.gpu, path.nic): path for path in topology.paths}
+    found = [[str(paths[gpu, nic].nccl_distance) for nic in nics] for gpu in gpus]
+    assert found == machine.expected["nccl"]
+    assert (len(found), len(found[0])) == SIZES[machine.name]
+
+
 def test_the_shared_switch_of_every_gpu_and_nic(real: tuple[Machine, Inventory, Topology]) -> None:
     machine, _, topology = real
     gpus, nics = machine.expected["gpus"], machine.expected["nics"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from harness.machines import Machine, with_vfs
@@ -12,8 +13,17 @@ from harness.synthetic import inventory_of, synthetic
 from railmate.inventory.model import Gpu, GpuVendor, Inventory, Nic, PciFunction
 from railmate.topology.analyze import analyze
 from railmate.topology.distance import distance
+from railmate.topology.matching import match
 from railmate.topology.model import MachineClass, Role, Topology
+from railmate.topology.ncclfile import NcclFileError, parse_nccl_topology
 from railmate.topology.tree import place
+from railmate_api.override import (
+    OverridePair,
+    OverrideSwitch,
+    RoleRule,
+    TopologyOverride,
+    check_override,
+)
 
 _MODELS = {"15b3:1021": {"driver": "mlx5_core", "vf": "15b3:101e", "vfs": 8}}
 
@@ -145,6 +155,114 @@ def test_a_device_elsewhere_that_is_no_gpu_and_no_rail_changes_nothing(machine: 
     assert before.switches == after.switches
     assert before.machine_class is after.machine_class
     assert before.paths == tuple(path for path in after.paths if not path.nic.startswith("ffff"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(machines)
+def test_a_further_switch_with_a_gpu_and_a_nic_changes_nothing_for_the_others(machine: Machine) -> None:
+    before = topology_of(machine)
+    assume(before.machine_class is MachineClass.SWITCHED)
+    extra = synthetic("""
+        pciffff:00 numa=7
+          00:01.0 port
+            01:00.0 port
+              02:00.0 port
+                03:00.0 gpu
+              02:01.0 port
+                04:00.0 nic rdma=mlx5_99
+    """)
+    after = topology_of(
+        replace(
+            machine, functions={**machine.functions, **extra.functions}, gpus={**machine.gpus, **extra.gpus}
+        )
+    )
+    assert after.pairs[:-1] == before.pairs
+    assert after.pairs[-1].gpus == ("ffff:03:00.0",)
+    assert after.switches.items() >= before.switches.items()
+    assert after.rails.items() >= before.rails.items()
+    assert set(after.paths) >= set(before.paths)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 6), st.data())
+def test_a_matching_is_even_complete_and_the_nearest_of_all(
+    gpus: int, cards: int, data: st.DataObject
+) -> None:
+    """Against every assignment there is: none with loads as even has less distance in sum."""
+    costs = data.draw(
+        st.lists(st.lists(st.integers(0, 9), min_size=cards, max_size=cards), min_size=gpus, max_size=gpus)
+    )
+    few, many = sorted((gpus, cards))
+
+    def cost(gpu: str, card: str) -> int:
+        return costs[int(gpu)][int(card)]
+
+    result = match([str(i) for i in range(gpus)], [str(i) for i in range(cards)], cost)
+    for side, count in ((0, gpus), (1, cards)):
+        held = [one for unit in result for one in unit[side]]
+        assert sorted(held, key=int) == [str(i) for i in range(count)]
+    loads = [max(len(unit[0]), len(unit[1])) for unit in result]
+    assert len(loads) == few
+    assert max(loads) - min(loads) <= 1
+    found = sum(cost(gpu, card) for unit in result for gpu in unit[0] for card in unit[1])
+    matrix = costs if gpus >= cards else [list(row) for row in zip(*costs, strict=True)]
+    assert found == _least(matrix, many, few)
+
+
+def _least(matrix: list[list[int]], many: int, few: int) -> int:
+    """The least sum over all assignments with even loads, column loads tracked as a tuple."""
+    base, extra = divmod(many, few)
+    states = {(0,) * few: 0}
+    for row in matrix:
+        following: dict[tuple[int, ...], int] = {}
+        for loads, total in states.items():
+            for column in range(few):
+                after = (*loads[:column], loads[column] + 1, *loads[column + 1 :])
+                if after[column] <= base + bool(extra) and sum(load > base for load in after) <= extra:
+                    following[after] = min(following.get(after, total + row[column]), total + row[column])
+        states = following
+    return min(states.values())
+
+
+_ROLES = st.sampled_from(["rail", "management", "storage", "other"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(machines, st.data())
+def test_no_override_however_odd_books_twice_or_raises(machine: Machine, data: st.DataObject) -> None:
+    addresses = [*machine.functions, "0000:fe:00.0"]
+    one = st.sampled_from(addresses)
+    ids = data.draw(st.lists(st.sampled_from(["a", "b", addresses[0]]), unique=True, max_size=3))
+    shuffled = data.draw(st.permutations(addresses))
+    override = TopologyOverride(
+        switches=tuple(
+            OverrideSwitch(name, tuple(shuffled[index :: len(ids)]), ids[index - 1] if index else None)
+            for index, name in enumerate(ids)
+        ),
+        numa_nodes=data.draw(st.dictionaries(one, st.integers(-1, 2), max_size=4)),
+        roles=tuple(
+            RoleRule(data.draw(_ROLES), address=data.draw(one)) for _ in range(data.draw(st.integers(0, 3)))
+        ),
+        rails=data.draw(st.dictionaries(one, st.integers(0, 9), max_size=3)),
+        pairs=(OverridePair((data.draw(one),), (data.draw(one),)),),
+    )
+    check_override(override)
+    topology = analyze(inventory_of(machine), override)
+    for side in (0, 1):
+        held = [address for pair in topology.pairs for address in (pair.gpus, pair.nics)[side]]
+        assert len(held) == len(set(held))
+    assert all(topology.roles[nic] is Role.RAIL for pair in topology.pairs for nic in pair.nics)
+    assert topology.machine_class is topology_of(machine).machine_class or override.roles or override.pairs
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.binary(max_size=200)
+    | st.text(alphabet='<>/= "pcisystemuadn:0123456789&;![]', max_size=200).map(str.encode)
+)
+def test_no_text_however_odd_makes_the_nccl_reader_raise_anything_but_its_error(text: bytes) -> None:
+    with suppress(NcclFileError):
+        parse_nccl_topology(text)
 
 
 @settings(max_examples=75, deadline=None)

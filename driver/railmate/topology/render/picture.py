@@ -115,20 +115,24 @@ class _Drawing:
 
     def _heading(self, width: int) -> int:
         self._text(_MARGIN, _MARGIN + 16, self._title(), size=19, weight=600)
-        machine_class = self.view.topology.machine_class
-        by_override = any(pair.source is Source.OVERRIDE for pair in self.view.topology.pairs)
-        if by_override:
-            words = f"Machine class {machine_class}; what GPU and NIC share is told by an override"
-        elif machine_class is MachineClass.SWITCHED:
-            words = "GPU and NIC of a pair meet at a PCIe switch; data never enters the processor"
-        else:
-            words = f"Machine class {machine_class}: " + (
-                "the switches are what the hypervisor shows"
-                if self.view.topology.switches
-                else "no PCIe switch tells which GPU and NIC belong together"
-            )
-        self._text(_MARGIN, _MARGIN + 40, words, size=13, colour=_SOFT)
+        self._text(_MARGIN, _MARGIN + 40, self._words(), size=13, colour=_SOFT)
         return _MARGIN + 62
+
+    def _words(self) -> str:
+        """Which class of machine, and what tells its pairs."""
+        topology = self.view.topology
+        sources = {pair.source for pair in topology.pairs}
+        if Source.OVERRIDE in sources:
+            tells = "an override tells which GPU and NIC belong together"
+        elif topology.machine_class is MachineClass.SWITCHED:
+            return "GPU and NIC of a pair meet at a PCIe switch; data never enters the processor"
+        elif Source.DATA_DIRECT in sources:
+            tells = "a NIC's DMA function beside a GPU tells that they belong together"
+        elif topology.switches:
+            tells = "the switches are what the hypervisor shows"
+        else:
+            tells = "no PCIe switch tells which GPU and NIC belong together, pairs are by NUMA node"
+        return f"Machine class {topology.machine_class}: {tells}"
 
     def _row(self, row: Sequence[_Panel], y: int, width: int) -> int:
         total = sum(panel.width() for panel in row) + _GAP * (len(row) - 1)

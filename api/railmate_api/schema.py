@@ -1,0 +1,89 @@
+"""The JSON schema of the config, for editors and manifest checkers.
+
+``python -m railmate_api.schema > api/schema/config.v1alpha1.json`` writes the file anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from railmate_api import config, fields
+from railmate_api.attributes import CONFIG_API_VERSION
+from railmate_api.fields import Address, Boolean, Choice, Group, Integer, Items, Network, Setting, Text, Type
+
+#: The schema checks the rough form; whether it is a real prefix is for admission and the driver.
+_NETWORK = "^[0-9A-Fa-f.:]+/[0-9]{1,3}$"
+
+
+def schema(kinds: Mapping[str, type[Any]] = config.KINDS) -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of one opaque ``parameters`` object."""
+    definitions: dict[str, Any] = {}
+    for kind, of in kinds.items():
+        about = {
+            "apiVersion": {"const": CONFIG_API_VERSION, "description": "Version of the config."},
+            "kind": {"const": kind, "description": "What is configured."},
+        }
+        definitions[kind] = _object(of, about)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"railmate config, {CONFIG_API_VERSION}",
+        "description": "Opaque parameters for railmate in a ResourceClaim, ResourceClaimTemplate or DeviceClass.",
+        "oneOf": [{"$ref": f"#/$defs/{kind}"} for kind in kinds],
+        "$defs": definitions,
+    }
+
+
+def description(one: Setting) -> str:
+    """Meaning, range with unit, and what happens without the field."""
+    rule = one.type.expected
+    unset = "Required." if one.required else f"Left out: {one.unset}."
+    return f"{one.meaning} {rule[0].upper()}{rule[1:]}. {unset}"
+
+
+def type_schema(type_: Type) -> dict[str, Any]:
+    match type_:
+        case Text():
+            body: dict[str, Any] = {
+                "type": "string",
+                "minLength": type_.minimum,
+                "maxLength": type_.maximum,
+                "pattern": f"^(?:{type_.pattern})$",
+            }
+            return body | ({"not": {"enum": list(type_.reserved)}} if type_.reserved else {})
+        case Integer():
+            return {"type": "integer", "minimum": type_.minimum, "maximum": type_.maximum}
+        case Boolean():
+            return {"type": "boolean"}
+        case Choice():
+            return {"type": "string", "enum": list(type_.values)}
+        case Address():
+            return {"type": "string", "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}
+        case Network():
+            return {"type": "string", "pattern": _NETWORK}
+        case Items():
+            size = {"minItems": type_.minimum, "maxItems": type_.maximum}
+            return {"type": "array", "items": type_schema(type_.item), **size}
+        case Group():
+            return _object(type_.of, {})
+
+
+def _object(of: type[Any], about: dict[str, Any]) -> dict[str, Any]:
+    declared = fields.settings(of).values()
+    return {
+        "type": "object",
+        "description": " ".join((of.__doc__ or "").split()),
+        "additionalProperties": False,
+        "required": [*about, *(one.name for one in declared if one.required)],
+        "properties": about
+        | {one.name: {"description": description(one), **type_schema(one.type)} for one in declared},
+    }
+
+
+def text() -> str:
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    print(text(), end="")

@@ -1,0 +1,74 @@
+"""The driver is killed at every step of every verb; it comes back, and the end is as if nothing had happened.
+
+What a step is nobody lists: crash_sweep finds them while the verb runs. So a new one is swept, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from component.crash_sweep import SCENARIOS
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
+
+#: Scenario and number of NICs of the claim. Each verb with one and, where it moves netdevs, with two; what may happen
+#: while no driver runs with two.
+CASES = [
+    *((name, 1) for name in SCENARIOS if "then" not in name and name != "start"),
+    *((name, 2) for name in SCENARIOS if name not in {"prepare", "unprepare"}),
+]
+#: Steps that a verb has at least; fewer would mean that they are no longer seen.
+AT_LEAST = {"prepare": 6, "attach": 8, "release": 4, "unprepare": 5, "start": 8}
+_SECONDS = 120
+
+Outcome = dict[str, Any]
+
+
+def sweep(name: str, nics: int, root: Path) -> Outcome:
+    tests = Path(__file__).resolve().parents[1]
+    path = os.pathsep.join([str(tests), *(str(tests.parent / part) for part in ("driver", "api", "hack"))])
+    done = subprocess.run(
+        [sys.executable, str(tests / "component" / "crash_sweep.py"), name, str(nics), str(root)],
+        capture_output=True, text=True, check=False, timeout=_SECONDS, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    if done.returncode:
+        return {"steps": [], "cases": 0, "failures": [f"the sweep itself failed: {done.stderr}"]}
+    outcome: Outcome = json.loads(done.stdout)
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int], Outcome]]:
+    """All sweeps side by side: most of their time they wait for the kernel to take a netdev out of a namespace."""
+    running: dict[tuple[str, int], Future[Outcome]] = {}
+    with ThreadPoolExecutor(6) as pool:
+        for name, nics in CASES:
+            running[name, nics] = pool.submit(sweep, name, nics, tmp_path_factory.mktemp("sweep"))
+        yield lambda name, nics: running[name, nics].result()
+        for future in running.values():
+            future.cancel()
+
+
+@pytest.mark.parametrize(("name", "nics"), CASES, ids=lambda value: str(value).replace(" ", "-"))
+def test_a_kill_at_any_step_changes_nothing_of_the_end(
+    name: str, nics: int, outcomes: Callable[[str, int], Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = outcomes(name, nics)
+    with capsys.disabled():
+        print(
+            f"\ncrash sweep: {name}, {nics} NIC(s): {len(outcome['steps'])} steps, {outcome['cases']} kills",
+            end="",
+        )
+    assert not outcome["failures"], "\n\n".join(outcome["failures"])
+    verb = name.partition(",")[0].partition(" ")[0]
+    assert len(outcome["steps"]) >= AT_LEAST[verb], outcome["steps"]
+    assert outcome["cases"] > len(outcome["steps"])
