@@ -87,7 +87,9 @@ class Cluster:
 
     def helm(self, *arguments: str, timeout: float | None = None) -> str:
         """Runs helm against the cluster and returns its output."""
-        return run([gobuild.program("helm"), "--kubeconfig", self.kubeconfig, *arguments], timeout=timeout)
+        installed = shutil.which("helm") if self.engine.kind == "system" else None
+        program = installed or gobuild.program("helm")
+        return run([program, "--kubeconfig", self.kubeconfig, *arguments], timeout=timeout)
 
     def node_exec(
         self, node: str, *command: str, input: str | bytes | None = None, timeout: float | None = None

@@ -29,14 +29,12 @@ from harness.shell import HarnessError, UsageError, main_guard, progress
 #: Seconds that a pod may take to run. A kubelet that finds no driver asks again after 60 to 90 s, and one kill may
 #: follow another.
 _PATIENCE = 240.0
-#: How many GPUs are on the node; a pod is made only when enough of them are free.
-_GPUS = 8
+_GPUS = 8  # of the node; a pod is made only when enough of them are free
 #: One kill among so many pods made, about.
 _KILL_EVERY = 12
 #: One deletion of so many does not wait for the pod's end, so its devices are given out while it still runs.
 _FORCE_EVERY = 6
-#: The exit code by which a container says that its devices are not there.
-_MISSING = 77
+_MISSING = 77  # exit code by which a container says that its devices are not there
 _PAIR, _GPU, _VF = (f"{kind}.railmate.dev" for kind in ("gpu-rdma-pair", "gpu", "rdma-vf"))
 
 

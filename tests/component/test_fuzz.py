@@ -7,7 +7,6 @@ of a failure is shown and repeats it.
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import logging
 import random
@@ -20,11 +19,12 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import note
 from hypothesis import strategies as st
 
 import railmate.claims.attachments as attachments
 import railmate.claims.state as verbs
+from component.fuzz_inputs import ODD, damaged, fuzz, mutated
 from railmate.attach.model import (
     AttachedNetdev,
     MoveRequest,
@@ -63,74 +63,6 @@ from unit.claims.claims_world import (
 inputs: Counter[str] = Counter()
 _EACH = 20  # inputs an example
 _WANTED = 20_000
-
-#: What a field holds that nobody thought of.
-ODD: Sequence[Any] = (
-    None, True, False, 0, -1, 1.5, 2**70, float("inf"), "", " ", ".", "..", "../x", "a/b", "*", "\0", "ü" * 300,
-    "x" * 5000, [], {}, [[]], [None], {"": None}, {"a": {"b": []}}, ["a", 1, {}], "0000:07:00.0", uid(2),
-)  # fmt: skip
-
-
-#: What is no record of anything; the second and third are nested too deep for a parser.
-NO_JSON = (b"", b"[" * 100_000, b'{"a":' * 20_000, b"\xff\xfe", b"null", b"1e999", b"NaN", b"\xef\xbb\xbf{}")
-
-
-def fuzz(examples: int) -> Callable[[Any], Any]:
-    """Gives the test ``seed``, so often."""
-    settled = settings(
-        max_examples=examples,
-        deadline=None,
-        phases=[Phase.explicit, Phase.generate],
-        database=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
-    return lambda test: settled(given(seed=st.integers(0, 2**63))(test))
-
-
-def mutated(value: Any, chance: random.Random) -> Any:
-    """The value with one to three things in it replaced, removed, doubled or put elsewhere."""
-    value = copy.deepcopy(value)
-    for _ in range(chance.randint(1, 3)):
-        holders = [one for one in _walk(value) if one]
-        if not holders:
-            return chance.choice(ODD)
-        holder = chance.choice(holders)
-        key: Any = chance.choice(list(holder)) if isinstance(holder, dict) else chance.randrange(len(holder))
-        action = chance.randrange(4)
-        if action == 0:
-            del holder[key]
-        elif action == 1:
-            holder[key] = [holder[key], copy.deepcopy(holder[key])]
-        elif action == 2:
-            holder[key] = copy.deepcopy(chance.choice(holders))
-        else:
-            holder[key] = copy.deepcopy(chance.choice(ODD))
-    return value
-
-
-def _walk(value: Any) -> Iterator[Any]:
-    if isinstance(value, (dict, list)):
-        yield value
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _walk(part)
-
-
-def damaged(data: bytes, chance: random.Random) -> bytes:
-    """What a disk or a wire makes of bytes."""
-    action, place = chance.randrange(7), chance.randrange(len(data) + 1)
-    if action == 0:
-        return data[:place]
-    if action == 1:
-        return data[:place] + bytes(chance.randrange(256) for _ in range(8)) + data[place + 8 :]
-    if action == 2:
-        return data[:place] + data[chance.randrange(len(data) + 1) :]
-    if action == 3:
-        return b"\0" * len(data)
-    if action == 4:
-        return data + data
-    if action == 5:
-        return bytes(chance.randrange(256) for _ in range(chance.randrange(64)))
-    return chance.choice(NO_JSON)
 
 
 class Api(FakeClaims):

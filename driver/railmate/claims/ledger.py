@@ -100,13 +100,17 @@ class Ledger:
 
     def put(self, entry: Entry, *, durable: bool = True) -> None:
         """Write the entry; ``durable`` entries survive a power cut, others only this process."""
-        path = self._path(entry.claim.uid)
+        path, record = self._path(entry.claim.uid), entry.to_json()
         try:
-            files.write_json(path, entry.to_json(), durable=durable)
-            if (
-                durable
-            ):  # a second copy, of what was prepared: what the first is rebuilt from when it is damaged
-                files.write_json(path.with_suffix(_COPY), entry.to_json(), durable=False)
+            Entry.from_json(record)
+        except ValueError as error:
+            raise RailmateError(
+                f"{entry.claim}: its record could not be read again ({error}). Is the API server newer than 1.37?"
+            ) from error
+        try:
+            if durable:  # a second copy first: what the entry is rebuilt from when it is damaged
+                files.write_json(path.with_suffix(_COPY), record, durable=False)
+            files.write_json(path, record, durable=durable)
         except OSError as error:
             raise not_written(str(entry.claim), path, error) from error
 
@@ -114,6 +118,11 @@ class Ledger:
         path = self._path(uid)
         files.remove(path.with_suffix(_COPY))
         files.remove(path)
+
+    def remove_orphaned_copies(self) -> int:
+        """Remove second copies of entries that a killed writer did not come to write, or had dropped."""
+        orphans = [path for path in self._claims.glob(f"*{_COPY}") if not path.with_suffix(".json").exists()]
+        return sum(files.remove(path) for path in orphans)
 
     def remove_temporaries(self) -> int:
         """Remove what killed writers left; return how many. Under the lock no other writer is at work."""
@@ -125,7 +134,10 @@ class Ledger:
         found = []
         for path in sorted(self._strays.glob("*.json")):
             try:
-                found.append(netdev_snapshot(json.loads(path.read_bytes())))
+                stray = netdev_snapshot(json.loads(path.read_bytes()))
+                if stray.pci_address != path.stem:
+                    raise ValueError(f"it speaks of {stray.pci_address[:40]!r}")
+                found.append(stray)
             except OSError as error:
                 log.error("%s cannot be read (%s); tried again", path, error)
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -19,6 +19,7 @@ from railmate.claims.plan import allocated, reserved_pods
 from railmate.claims.records import ClaimRef, Entry
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.state import ClaimsApi
+from railmate.errors import RailmateError
 from railmate.kube.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,8 @@ class Reconciler:
                     attempt(partial(self._entry, entry))
         with self._ledger.locked():
             self._orphaned_files(set(self._ledger.entries()))
-            for _ in range(self._ledger.remove_temporaries() + self._files.remove_temporaries()):
+            half_done = self._ledger.remove_temporaries() + self._ledger.remove_orphaned_copies()
+            for _ in range(half_done + self._files.remove_temporaries()):
                 self._repaired("half-written file")
             self.fetch_strays()
 
@@ -144,11 +146,16 @@ class Reconciler:
             if error.not_found:
                 return True
             raise
-        if claim["metadata"]["uid"] != entry.claim.uid or not claim.get("status", {}).get("allocation"):
-            return True
-        held = {(device.pool, device.device) for device in entry.devices}
-        now = {(result["pool"], result["device"]) for result in allocated(claim, self._driver)}
-        return held.isdisjoint(now) or not reserved_pods(claim)
+        try:
+            if claim["metadata"]["uid"] != entry.claim.uid or not claim.get("status", {}).get("allocation"):
+                return True
+            held = {(device.pool, device.device) for device in entry.devices}
+            now = {(result["pool"], result["device"]) for result in allocated(claim, self._driver)}
+            return held.isdisjoint(now) or not reserved_pods(claim)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise RailmateError(
+                f"{entry.claim}: the API server's answer is no claim as this railmate knows it ({error})"
+            ) from error
 
     def _still_runs(self, entry: Entry) -> bool:
         """After a force delete a pod's processes outlive its claim by the grace period, and so does their hold."""

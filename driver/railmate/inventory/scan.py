@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from railmate.errors import UsageError
 from railmate.inventory.address import order
 from railmate.inventory.gpus import read_gpus
 from railmate.inventory.model import Gpu, GpuVendor, Inventory, Nic, PciFunction
@@ -33,8 +34,8 @@ def scan(
 
     ``nvml`` says how to reach NVIDIA's library. Left out, it is asked where ``sysfs_root`` is the live
     /sys; under any other root it would speak of another machine.
-    Raises UsageError when there is no PCI tree at ``sysfs_root``. Anything else that is odd becomes
-    a warning that names the file, and what it belongs to is left out or stays unknown.
+    Raises UsageError when there is no PCI tree at ``sysfs_root``, or nothing of it can be read. Anything
+    else that is odd becomes a warning that names the file, and what it belongs to is left out or stays unknown.
     """
     reader = Reader()
     sysfs, proc = os.fspath(sysfs_root).rstrip("/"), os.fspath(proc_root).rstrip("/")
@@ -49,6 +50,8 @@ def scan(
     gpus = read_gpus(found, sysfs, proc, reader)
     if nvml is not None or sysfs == LIVE_SYSFS:
         gpus = _with_nvml(gpus, nvml, proc, reader)
+    if not functions and reader.warnings:
+        raise UsageError(f"{sysfs}/bus/pci/devices: not one PCI function can be read. {reader.warnings[0]}")
     indices = {vf: index for entry in found for vf, index in entry.vf_indices.items()}
     return Inventory(
         functions=functions,

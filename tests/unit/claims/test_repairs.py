@@ -5,142 +5,23 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from claims_world import BOOT, DRIVER, VFS, FakeClaims, claim, offer, ref, uid, view
-from claims_world import sandbox as make_sandbox
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from claims_world import DRIVER, VFS, offer, ref, uid, view
+from repairs_world import World, world
 
-import railmate.claims.attachments as attachments
-import railmate.claims.reconcile as reconcile
-import railmate.claims.state as verbs
+from railmate import files
 from railmate.attach.errors import AttachError
-from railmate.attach.model import (
-    AttachedNetdev,
-    MoveRequest,
-    NetdevReturn,
-    NetdevSnapshot,
-    ReturnRequest,
-    ReturnState,
-)
-from railmate.claims.attachments import Attachments, attempt
-from railmate.claims.ledger import Ledger
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.records import ClaimRef
-from railmate.claims.runtime_files import RuntimeFiles
-from railmate.claims.state import ClaimState
 from railmate.errors import RailmateError
 from railmate.kube.errors import ApiError
 from railmate.publish.model import Offer
 
-
-class Api(FakeClaims):
-    error: Exception | None = None
-
-    def get_claim(self, namespace: str, name: str) -> dict[str, Any]:
-        if self.error:
-            self.gets += 1
-            raise self.error
-        if name not in self.claims:
-            self.gets += 1
-            raise ApiError(f'resourceclaims "{name}" not found', 404, "NotFound")
-        return super().get_claim(namespace, name)
-
-
-@dataclass
-class Kernel:
-    """Answers of the kernel: which namespaces there are, and what became of netdevs."""
-
-    namespaces: set[str] = field(default_factory=lambda: {"/run/netns/1"})
-    returns: dict[str, NetdevReturn] = field(default_factory=dict)  # by address; else: home
-    asked: list[list[str]] = field(default_factory=list)
-    error: Exception | None = None
-
-    def snapshot(self, name: str, address: str) -> NetdevSnapshot:
-        return NetdevSnapshot(address, name, "02:00:00:00:00:01", 1500, True, address)
-
-    def attach_all(self, requests: list[MoveRequest], netns: Path) -> list[AttachedNetdev]:
-        return [AttachedNetdev(r.snapshot.pci_address, r.name, 7, r.snapshot.mac, 1500) for r in requests]
-
-    def return_all(
-        self, requests: list[ReturnRequest], netns: Path | None, *, wait: float = 1.0
-    ) -> list[NetdevReturn]:
-        if self.error:
-            raise self.error
-        addresses = [request.snapshot.pci_address for request in requests]
-        self.asked.append(addresses)
-        home = ReturnState.ALREADY_HOME
-        return [
-            self.returns.get(address, NetdevReturn(address, home, request.snapshot.name))
-            for address, request in zip(addresses, requests, strict=True)
-        ]
-
-    def lose(self, address: str) -> None:
-        self.returns[address] = NetdevReturn(address, ReturnState.LOST, None)
-
-
-@dataclass
-class World:
-    root: Path
-    api: Api
-    kernel: Kernel
-
-    def __post_init__(self) -> None:
-        self.repairs: list[str] = []
-        self.start()
-
-    def start(self) -> None:
-        """A new process on the same disk."""
-        self.ledger = Ledger(self.plugin)
-        self.files = RuntimeFiles(DRIVER, self.plugin, self.cdi, self.plugin / "gate")
-        self.state = ClaimState(self.api, view(), self.ledger, self.files, BOOT)
-        self.moves: Attachments = self.state.moves
-        self.reconciler = Reconciler(
-            self.api, self.ledger, self.files, self.moves, self.state.unprepare, self.repairs.append
-        )
-
-    @property
-    def plugin(self) -> Path:
-        return self.root / "plugins" / DRIVER
-
-    @property
-    def cdi(self) -> Path:
-        return self.root / "cdi"
-
-    def spec(self, number: int = 1) -> Path:
-        return self.cdi / f"{DRIVER}-claim-{uid(number)}.json"
-
-    def metadata(self, number: int = 1) -> Path:
-        return self.plugin / "dra-device-metadata" / uid(number)
-
-    def attached(self, number: int = 1, device: str = "pair-0", netns: str | None = "/run/netns/1") -> None:
-        self.prepared(number, device)
-        self.state.attach(make_sandbox(netns=netns))
-
-    def prepared(self, number: int = 1, device: str = "pair-0") -> None:
-        self.api.put(claim(number, device))
-        self.state.prepare(ref(number), patience=0)
-
-    @property
-    def gates(self) -> list[str]:
-        return sorted(path.name for path in (self.plugin / "attached").iterdir())
-
-    def picture(self) -> dict[str, bytes]:
-        return {str(p.relative_to(self.root)): p.read_bytes() for p in self.root.rglob("*") if p.is_file()}
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    kernel = Kernel()
-    monkeypatch.setattr(verbs, "snapshot", kernel.snapshot)
-    monkeypatch.setattr(attachments, "attach_all", kernel.attach_all)
-    monkeypatch.setattr(attachments, "return_all", kernel.return_all)
-    monkeypatch.setattr(reconcile, "is_namespace", lambda path: str(path) in kernel.namespaces)
-    return World(tmp_path, Api(), kernel)
+__all__ = ["world"]  # a fixture
 
 
 # --- nothing to do
@@ -245,7 +126,6 @@ def test_files_that_a_killed_writer_left_are_removed(world: World, place: str) -
     directories = {"cdi": world.cdi, "metadata": next(world.metadata().iterdir())}
     directory = directories.get(place, world.plugin / place)
     targets = {"cdi": world.spec(), "metadata": directory / "metadata.json"}
-    from railmate import files
 
     def killed(path: Path, target: Path) -> Path:
         raise KeyboardInterrupt
@@ -307,103 +187,6 @@ def test_a_round_never_raises(world: World, monkeypatch: pytest.MonkeyPatch, err
 
     monkeypatch.setattr(world.ledger, "entries", fail)
     world.reconciler.run()
-
-
-# --- strays
-def test_lost_netdev_is_put_right_when_it_is_back(world: World) -> None:
-    world.attached()
-    world.kernel.lose(VFS[0])
-    world.state.unprepare(ref(1))
-    assert [stray.name for stray in world.ledger.strays()] == ["vf0"]
-    world.start()  # whatever process there is by then
-    world.reconciler.run()
-    assert world.ledger.strays() != [], "it is not back yet"
-    assert world.repairs == []
-    world.kernel.returns.clear()
-    world.reconciler.run()
-    assert world.ledger.strays() == []
-    assert world.repairs == ["stray netdev"]
-
-
-def test_only_the_lost_netdev_of_a_claim_is_a_stray(world: World) -> None:
-    world.attached(device="wide")
-    world.kernel.lose(VFS[1])
-    world.state.unprepare(ref(1))
-    assert [stray.pci_address for stray in world.ledger.strays()] == [VFS[1]]
-
-
-def test_no_strays_ask_the_kernel_nothing(world: World) -> None:
-    assert world.moves.fetch_strays() == 0
-    assert world.kernel.asked == []
-
-
-def test_netdev_that_came_home_under_a_wrong_name_is_tried_again(world: World) -> None:
-    world.attached()
-    world.kernel.returns[VFS[0]] = NetdevReturn(
-        VFS[0], ReturnState.ALREADY_HOME, "rm00000c001", ("its name vf0 is taken by another device",)
-    )
-    world.state.unprepare(ref(1))
-    world.reconciler.run()
-    assert [stray.name for stray in world.ledger.strays()] == ["vf0"]
-    world.kernel.returns.clear()
-    world.reconciler.run()
-    assert world.ledger.strays() == []
-
-
-def test_stray_that_is_no_record_is_removed(world: World) -> None:
-    for number, text in enumerate(["", "{", "[]", "5", "{}", '{"pci_address": "x"}', "\xff", "[" * 100_000]):
-        (world.plugin / "strays" / f"{number}.json").write_text(text, "latin-1")
-    assert world.ledger.strays() == []
-    assert list((world.plugin / "strays").iterdir()) == []
-
-
-def test_stray_that_cannot_be_read_at_the_moment_is_kept(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.ledger.put_stray(world.kernel.snapshot("vf0", VFS[0]))
-    with monkeypatch.context() as patch:
-
-        def busy(path: Path) -> bytes:
-            raise OSError(errno.EMFILE, "Too many open files")
-
-        patch.setattr(Path, "read_bytes", busy)
-        with pytest.MonkeyPatch.context():
-            attempt(world.ledger.strays)
-    assert [stray.name for stray in world.ledger.strays()] == ["vf0"]
-
-
-def test_stray_is_written_once_an_address(world: World) -> None:
-    for _ in range(2):
-        world.ledger.put_stray(world.kernel.snapshot("vf0", VFS[0]))
-    world.ledger.drop_stray(VFS[0])
-    world.ledger.drop_stray(VFS[0])
-    assert world.ledger.strays() == []
-
-
-# --- markers
-def test_markers_are_read_as_they_were_written(world: World) -> None:
-    world.ledger.open_gate(uid(1), "a")
-    world.ledger.open_gate(uid(1), "b.c")
-    world.ledger.open_gate(uid(2), "a")
-    (world.plugin / "attached" / ".hidden").touch()
-    (world.plugin / "attached" / "nodot").touch()
-    assert world.ledger.markers() == {uid(1): {"a", "b.c"}, uid(2): {"a"}}
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    name=st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=40)
-)
-def test_no_file_among_the_markers_stops_a_round(world: World, name: str) -> None:
-    if not world.api.claims:
-        world.prepared()
-    try:
-        (world.plugin / "attached" / name).touch()
-    except OSError:
-        return
-    world.reconciler.run()
-    assert world.ledger.get(uid(1)) is not None
-    assert world.spec().exists()
 
 
 # --- claims that ended while no driver ran

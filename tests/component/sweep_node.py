@@ -1,0 +1,197 @@
+"""A node in namespaces of its own: VFs, a pod's sandbox, the disk, the API's claims, and a driver on it."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import IPRoute
+
+from railmate.claims.attachments import Sandbox
+from railmate.claims.ledger import Ledger
+from railmate.claims.reconcile import Reconciler
+from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.state import ClaimState
+from railmate.inventory.model import Inventory, Netdev
+from railmate.kube.errors import ApiError
+from unit.claims import claims_world as world
+from unit.claims.claims_world import VFS, sandbox
+
+_CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
+_MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x1000, 0x4000, 0x40000, 2
+_SIOCGIFHWADDR = 0x8927
+LIBC = ctypes.CDLL(None, use_errno=True)
+POD_NS = "pod1"
+POD_PATH = Path("/run/netns", POD_NS)
+LIVE = sandbox("sandbox-1", netns=str(POD_PATH))
+MACS = {address: f"02:00:00:00:03:{number:02x}" for number, address in enumerate(VFS)}
+HOME = {f"vf{number}": MACS[address] for number, address in enumerate(VFS)}
+
+
+class Api:
+    """The API server's claims."""
+
+    def __init__(self) -> None:
+        self.claims: dict[str, Any] = {}
+
+    def get_claim(self, namespace: str, name: str) -> dict[str, Any]:
+        if name not in self.claims:
+            raise ApiError(f'resourceclaims "{name}" not found', 404, "NotFound")
+        found: dict[str, Any] = self.claims[name]
+        return found
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+def enter_own_namespaces() -> None:
+    if LIBC.unshare(_CLONE_NEWNET | _CLONE_NEWNS) or LIBC.mount(
+        None, b"/", None, _MS_REC | _MS_PRIVATE, None
+    ):
+        raise OSError(ctypes.get_errno(), "own namespaces cannot be made")
+    Path("/run/netns").mkdir(exist_ok=True)
+    if LIBC.mount(b"none", b"/run/netns", b"tmpfs", 0, None):
+        raise OSError(ctypes.get_errno(), "/run/netns cannot be mounted")
+
+
+def macs_here() -> dict[str, str]:
+    """MAC to interface name, in this thread's namespace."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            raw = fcntl.ioctl(sock, _SIOCGIFHWADDR, struct.pack("256s", name.encode()))
+            found[":".join(f"{byte:02x}" for byte in raw[18:24])] = name
+    return found
+
+
+def netdev_of(address: str) -> str | None:
+    """As sysfs shows it: whatever it is called, and absent while it is elsewhere."""
+    return macs_here().get(MACS[address])
+
+
+def inventory() -> Inventory:
+    found = world.inventory()
+    functions = dict(found.functions)
+    for number, address in enumerate(VFS):
+        netdev = Netdev(f"vf{number}", MACS[address], 4000, link_type="ether")
+        functions[address] = replace(functions[address], netdevs=(netdev,))
+    return replace(found, functions=functions)
+
+
+class Node:
+    """Four VFs, played by veth ends; a pod's namespace; what is on the disk; the API's claims."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.api = root, Api()
+        ip("netns", "add", POD_NS)
+        self._route, self._pod_route = IPRoute(), IPRoute(netns=POD_NS)
+        self._pod_fd = os.open(POD_PATH, os.O_RDONLY)
+        self.make_links()
+
+    def make_links(self) -> None:
+        for number, address in enumerate(VFS):
+            ip("link", "add", f"vf{number}", "address", MACS[address], "mtu", "4000",
+               "type", "veth", "peer", "name", f"peer{number}")  # fmt: skip
+            ip("link", "set", f"vf{number}", "up")
+
+    def clear(self) -> None:
+        """After a case that left something behind: the next one starts anew."""
+        self.start_sandbox()
+        for number in range(len(VFS)):
+            subprocess.run(["ip", "link", "delete", f"peer{number}"], check=False, stderr=subprocess.DEVNULL)
+        for path in self.root.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self.api.claims.clear()
+        self.make_links()
+
+    def end_sandbox(self) -> None:
+        """As it looks with hardware: devices come to the node under the name they have, the path leads nowhere."""
+        for link in self.pod_links():
+            ip("-netns", POD_NS, "link", "set", link, "netns", str(os.getpid()))
+        if LIBC.umount2(os.fsencode(POD_PATH), _MNT_DETACH):
+            raise OSError(ctypes.get_errno(), f"{POD_PATH} cannot be unmounted")
+        POD_PATH.unlink()
+
+    def start_sandbox(self) -> None:
+        if not POD_PATH.exists():
+            POD_PATH.touch()
+            if LIBC.mount(
+                f"/proc/self/fd/{self._pod_fd}".encode(), os.fsencode(POD_PATH), None, _MS_BIND, None
+            ):
+                raise OSError(ctypes.get_errno(), f"{POD_PATH} cannot be mounted")
+
+    def links(self) -> dict[str, tuple[str, int, bool]]:
+        """The node's interfaces but for lo and the other ends: name to MAC, MTU, up."""
+        return _links(self._route)
+
+    def pod_links(self) -> dict[str, tuple[str, int, bool]]:
+        return _links(self._pod_route)
+
+    def files(self) -> dict[str, str]:
+        """All files below the root with their contents; interface indices are the kernel's choice."""
+        found = {}
+        for path in sorted(self.root.rglob("*")):
+            if path.is_file() and path.name not in {"serialize.lock", "answer"}:
+                text = path.read_text()
+                if path.parent.name == "claims" and path.suffix == ".json":
+                    entry = json.loads(text)
+                    for netdev in (entry["attachment"] or {}).get("netdevs", ()):
+                        netdev.pop("ifindex")
+                    text = json.dumps(entry, sort_keys=True)
+                found[str(path.relative_to(self.root))] = text
+        return found
+
+    def picture(self) -> dict[str, Any]:
+        return {
+            "node": self.links(),
+            "pod": self.pod_links(),
+            "files": self.files(),
+        }
+
+    def gates(self) -> set[str]:
+        """Sandboxes that the gate is open for."""
+        attached = self.root / "plugins" / world.DRIVER / "attached"
+        return {path.name.partition(".")[2] for path in attached.glob("[!.]*")}
+
+
+def _links(route: Any) -> dict[str, tuple[str, int, bool]]:
+    found = {
+        link.get_attr("IFLA_IFNAME"): (
+            link.get_attr("IFLA_ADDRESS"), link.get_attr("IFLA_MTU"), bool(link["flags"] & 1)
+        )
+        for link in route.link("dump")
+    }  # fmt: skip
+    return {name: link for name, link in found.items() if name != "lo" and not name.startswith("peer")}
+
+
+class Driver:
+    """The parts of a driver process that claims go through."""
+
+    def __init__(self, node: Node) -> None:
+        view = world.view(inventory=inventory(), netdev_of=netdev_of)
+        plugin = node.root / "plugins" / world.DRIVER
+        ledger = Ledger(plugin)
+        files = RuntimeFiles(world.DRIVER, plugin, node.root / "cdi", plugin / "gate")
+        self.state = ClaimState(node.api, view, ledger, files, world.BOOT)
+        self.repairs: list[str] = []
+        self.reconciler = Reconciler(
+            node.api, ledger, files, self.state.moves, self.state.unprepare, self.repairs.append
+        )
+
+    def start(self, live: list[Sandbox], reconcile_first: bool) -> None:
+        """What a real start does, in either order: the threads do not wait for each other."""
+        if reconcile_first:
+            self.reconciler.run()
+        self.state.synchronize(live)
+        if not reconcile_first:
+            self.reconciler.run()
