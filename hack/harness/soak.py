@@ -26,14 +26,11 @@ from harness.cluster import Cluster
 from harness.deploy import NAMESPACE, RELEASE, install_driver, simulated_node, wait_ready
 from harness.shell import HarnessError, UsageError, main_guard, progress
 
-#: Seconds that a pod may take to run. A kubelet that finds no driver asks again after 60 to 90 s, and one kill may
-#: follow another.
+#: Seconds that a pod may take to run: a kubelet that finds no driver asks again after 60 to 90, and kills may follow.
 _PATIENCE = 240.0
 _GPUS = 8  # of the node; a pod is made only when enough of them are free
-#: One kill among so many pods made, about.
-_KILL_EVERY = 12
-#: One deletion of so many does not wait for the pod's end, so its devices are given out while it still runs.
-_FORCE_EVERY = 6
+_KILL_EVERY = 12  # pods, about
+_FORCE_EVERY = 6  # deletions; this one does not wait, so devices are given out while their pod still runs
 _MISSING = 77  # exit code by which a container says that its devices are not there
 _PAIR, _GPU, _VF = (f"{kind}.railmate.dev" for kind in ("gpu-rdma-pair", "gpu", "rdma-vf"))
 
@@ -98,7 +95,7 @@ class Watched:
     def __init__(self, api: client.CoreV1Api, namespace: str) -> None:
         self._api, self._namespace = api, namespace
         self._news = threading.Condition()
-        self._ended = False
+        self.ended = False
         self.running: dict[str, float] = {}  # name to when it was first seen to run
         self.gone: set[str] = set()
         self.wrong: dict[str, str] = {}
@@ -109,12 +106,9 @@ class Watched:
         with self._news:
             self._news.wait(seconds)
 
-    def end(self) -> None:
-        self._ended = True
-
     def _run(self) -> None:
         seen: set[str] = set()
-        while not self._ended:
+        while not self.ended:
             try:
                 listed = self._list()
                 names = {one["metadata"]["name"] for one in listed["items"]}
@@ -205,8 +199,8 @@ class Soak:
         self._random = random.Random(seed)
         self.figures = Figures(seed)
         self._made: dict[str, Made] = {}
-        configuration = config.new_client_from_config(str(lab.cluster.kubeconfig))
-        self._api = client.CoreV1Api(configuration)
+        self._logs: dict[str, Counter[str]] = {}  # repairs by log file
+        self._api = client.CoreV1Api(config.new_client_from_config(str(lab.cluster.kubeconfig)))
 
     def run(self) -> Figures:
         """Raises AssertionError or HarnessError that says what went wrong, with the seed."""
@@ -219,6 +213,8 @@ class Soak:
                 with self._watched(workspace) as pods:
                     self._churn(workspace, pods)
                 self.figures.seconds = time.monotonic() - began
+                # an unprepare that found no driver comes again after a minute
+                eventually(lambda: not self.lab.leftovers(), "all claims given back", seconds=40)
             progress("soak", "all pods are gone; looking for what is left")
             wait_ready(self.lab.cluster)
             self._nothing_left()
@@ -297,7 +293,7 @@ class Soak:
         try:
             yield pods
         finally:
-            pods.end()
+            pods.ended = True
 
     # --- killing
     def _kill(self) -> None:
@@ -320,6 +316,7 @@ class Soak:
             'jsonpath={range .items[*]}{.metadata.name}={.status.containerStatuses[0].restartCount}{"\\n"}{end}',
         ).split()[:1]  # fmt: skip
         name, _, restarts = pod.partition("=")
+        self._repairs()
         kill_driver(self.lab)
         if restarts not in {
             "",
@@ -355,10 +352,14 @@ class Soak:
         return sorted(specs, key=json.dumps)
 
     def _repairs(self) -> Counter[str]:
-        """All repairs that are in the logs of this node's drivers."""
-        logs = f"cat /var/log/pods/{NAMESPACE}_{RELEASE}-*/*/*.log 2>/dev/null | grep -o 'repaired: [^(]*' || true"
-        lines = self.lab.on_node("sh", "-c", logs).splitlines()
-        return Counter(line.removeprefix("repaired: ").strip() for line in lines)
+        """All repairs that were seen in logs of this node's drivers. Logs go with their pod: look before a kill."""
+        logs = f"grep -Ho 'repaired: [^(]*' /var/log/pods/{NAMESPACE}_{RELEASE}-*/*/*.log || true"
+        found: dict[str, Counter[str]] = {}
+        for line in self.lab.on_node("sh", "-c", logs).splitlines():
+            log, _, kind = line.partition(":repaired: ")
+            found.setdefault(log, Counter())[kind.strip()] += 1
+        self._logs |= found
+        return sum(self._logs.values(), Counter())
 
 
 def kill_driver(lab: Lab) -> None:
@@ -380,7 +381,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="hack/soak", description=__doc__)
     parser.add_argument("pods", type=int, metavar="N", help="pods to make and delete")
     parser.add_argument("--seed", type=int, default=None, help="repeats the choices of an earlier run")
-    parser.add_argument("--no-kills", action="store_true", help="kill nothing in between")
+    parser.add_argument("--no-kills", action="store_true", help="nothing dies in between")
     options = parser.parse_args(argv)
     if options.pods < 1:
         raise UsageError(f"{options.pods} pods are none; give a number from 1 on")

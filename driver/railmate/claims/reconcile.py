@@ -45,6 +45,9 @@ class Reconciler:
         self._driver = moves.driver
         self._release, self._repaired = release, repaired
         self._sandboxes = sandboxes
+        self._gone: set[str] = (
+            set()
+        )  # of the inherited ones, what is gone from the API while its pod still runs
         self._inherited: set[str] | None = (
             None  # claims of earlier processes that the API was not asked about yet
         )
@@ -53,6 +56,16 @@ class Reconciler:
         """One round. Never raises; what fails is logged and tried again in the next round."""
         attempt(self._local)
         attempt(self._inherited_claims)
+
+    def await_ends(self) -> bool:
+        """Between the rounds: put right what has come home, release what has ended. Whether more is awaited."""
+        awaited = False
+        for look in (self.fetch_strays, self.release_ended):
+            try:
+                awaited |= look()
+            except RailmateError as error:
+                log.warning("%s", error)
+        return awaited
 
     # --- what needs no API
     def _local(self) -> None:
@@ -124,18 +137,37 @@ class Reconciler:
             attempt(partial(self._release_if_gone, entries[uid]))
         self._inherited &= entries.keys()
 
+    def release_ended(self) -> bool:
+        """Release claims that are gone from the API as soon as their pods have ended, too; whether some have not.
+
+        Asks nobody but the runtime's last word, so it may be called often.
+        """
+        for uid in sorted(self._gone):
+            entry = self._ledger.get(uid)
+            if entry is None:
+                self._gone.discard(uid)  # the kubelet was faster
+            else:
+                attempt(partial(self._release_if_gone, entry))
+        return bool(self._gone)
+
     def _release_if_gone(self, entry: Entry) -> None:
         assert self._inherited is not None
-        if not self._is_gone(entry):
-            self._inherited.discard(entry.claim.uid)  # from now on the kubelet tells
+        uid = entry.claim.uid
+        if uid not in self._gone and not self._is_gone(entry):
+            self._inherited.discard(uid)  # from now on the kubelet tells
         elif self._still_runs(entry):
-            log.info("%s is gone from the API, but its pod still runs; its devices stay with it", entry.claim)
+            if uid not in self._gone:
+                log.info(
+                    "%s is gone from the API, but its pod still runs; its devices stay with it", entry.claim
+                )
+            self._gone.add(uid)
         else:
             log.warning(
                 "%s (%s) is gone from the API; its devices are released", entry.claim, entry.claim.uid
             )
             self._release(entry.claim)
-            self._inherited.discard(entry.claim.uid)
+            self._inherited.discard(uid)
+            self._gone.discard(uid)
             self._repaired("deleted claim")
 
     def _is_gone(self, entry: Entry) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from railmate import files
 from railmate.cdi.vendor import VendorSpecs
-from railmate.claims.attachments import Sandbox, attempt
+from railmate.claims.attachments import Sandbox
 from railmate.claims.ledger import Ledger, boot_id
 from railmate.claims.plan import NodeView
 from railmate.claims.reconcile import Reconciler
@@ -43,8 +43,8 @@ _NRI_INDEX = "10"
 _GRACE = 5.0
 #: Seconds between two rounds of repairs.
 _RECONCILE_EVERY = 60.0
-#: Seconds between two looks for netdevs that are missing.
-_STRAYS_EVERY = 1.0
+#: Seconds between two looks for what is about to end.
+_ENDS_EVERY = 1.0
 #: Seconds that the ledger's lock may be asked for or held; what takes longer is stuck in the kernel.
 _LOCK_PATIENCE = 40.0
 
@@ -192,9 +192,10 @@ class Agent:
             if time.monotonic() >= due:
                 self._reconciler.run()
                 due = time.monotonic() + _RECONCILE_EVERY
-            # a netdev comes home within moments of its namespace's end
-            missing = attempt(self._reconciler.fetch_strays) and self._ledger.strays()
-            self._stopping.wait(_STRAYS_EVERY if missing else max(0.0, due - time.monotonic()))
+            # nobody tells when a netdev comes home after its namespace's end, or when a force-deleted pod has ended
+            self._stopping.wait(
+                _ENDS_EVERY if self._reconciler.await_ends() else max(0.0, due - time.monotonic())
+            )
 
     def _node_view(self, view: View) -> NodeView:
         settings = self._settings

@@ -17,22 +17,29 @@ from railmate.kube.errors import ApiError
 Reconcile = Callable[[], Counter[str]]
 
 
+def new_process(world: World, repaired: Counter[str]) -> Reconciler:
+    plugin = world.root / "plugins" / DRIVER
+    files = RuntimeFiles(DRIVER, plugin, world.root / "cdi", plugin / "gate")
+
+    def count(what: str) -> None:
+        repaired[what] += 1
+
+    return Reconciler(world.api, world.ledger, files, world.state.moves, world.state.unprepare, count)
+
+
 @pytest.fixture
-def reconcile(world: World, monkeypatch: pytest.MonkeyPatch) -> Reconcile:
+def reconciler(world: World) -> Reconciler:
+    """Of a process that has just started."""
+    return new_process(world, Counter())
+
+
+@pytest.fixture
+def reconcile(world: World) -> Reconcile:
     """One round of a process that has just started; what it repaired."""
 
     def run() -> Counter[str]:
         repaired: Counter[str] = Counter()
-        plugin = world.root / "plugins" / DRIVER
-        files = RuntimeFiles(DRIVER, plugin, world.root / "cdi", plugin / "gate")
-        Reconciler(
-            world.api,
-            world.ledger,
-            files,
-            world.state.moves,
-            world.state.unprepare,
-            lambda what: repaired.update([what]),
-        ).run()
+        new_process(world, repaired).run()
         return repaired
 
     return run
@@ -205,3 +212,15 @@ def test_damaged_stray_file_is_no_reason_to_stop(world: World, reconcile: Reconc
     for text in ("", "[]", "null", '"x"', "{}", "\x00"):
         stray.write_text(text)
         reconcile()
+
+
+def test_claim_is_released_as_soon_as_its_pod_has_ended(world: World, reconciler: Reconciler) -> None:
+    world.prepared(1, "pair-0")
+    world.state.attach(sandbox())
+    delete_from_api(world, 1)
+    reconciler.run()
+    assert reconciler.await_ends()
+    world.netdevs.gone.add("/run/netns/1")
+    assert not reconciler.await_ends()
+    assert world.ledger.entries() == {}
+    assert world.netdevs.all_home()

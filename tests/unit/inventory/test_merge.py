@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railmate.inventory.address import order
-from railmate.inventory.merge import keep_held, keep_facts
+from railmate.inventory.merge import keep_facts, keep_held
 from railmate.inventory.model import Inventory
 from unit.claims.claims_world import GPUS, PF, VFS, inventory
 
