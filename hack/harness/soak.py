@@ -214,7 +214,7 @@ class Soak:
                     self._churn(workspace, pods)
                 self.figures.seconds = time.monotonic() - began
                 # an unprepare that found no driver comes again after a minute
-                eventually(lambda: not self.lab.leftovers(), "all claims given back", seconds=40)
+                eventually(lambda: not self.lab.leftovers(), "all claims given back", seconds=100)
             progress("soak", "all pods are gone; looking for what is left")
             wait_ready(self.lab.cluster)
             self._nothing_left()
