@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from component.conftest import DRIVER, Cluster, chart_objects, request, wait_until
-from harness.api import ApiError as HarnessApiError
 from railmate.kube.client import KubeClient
 from railmate.kube.errors import ApiError
 
@@ -228,16 +227,6 @@ def is_forbidden(call: Callable[[KubeClient, World], object], client: KubeClient
             raise
         return True
     return False
-
-
-def test_pods_can_be_read_by_name_only(world: World) -> None:
-    token = world.cluster.plane.service_account_token("default", ACCOUNT, node=NODE)
-    with pytest.raises(HarnessApiError) as missing:
-        world.cluster.plane.request("GET", "/api/v1/namespaces/default/pods/none", token=token)
-    assert missing.value.status == 404
-    with pytest.raises(HarnessApiError) as refused:
-        world.cluster.plane.request("GET", "/api/v1/namespaces/default/pods", token=token)
-    assert refused.value.status == 403
 
 
 def test_status_of_a_claim_on_its_own_node_is_written(world: World) -> None:
