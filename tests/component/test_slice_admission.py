@@ -146,7 +146,7 @@ def test_other_tokens_cannot_touch_a_slice(nodes: Cluster, node: str | None, ver
 @pytest.mark.parametrize(
     "body",
     [
-        resource_slice(driver="gpu.example.org", name="foreign"),
+        resource_slice(driver="gpu.example.org", name="foreign-admission"),
         without_node(allNodes=True, name="everywhere"),
         without_node(nodeSelector=BY_NAME, name="selected"),
     ],

@@ -71,7 +71,7 @@ def test_after_a_pod_everything_is_as_before(lab: Lab, workspace: Workspace) -> 
     netdev = lab.machine.functions[vf].netdevs[0].name
     assert netdev in before
     assert netdev not in lab.links()
-    assert len(lab.leftovers()) == 4  # CDI spec, ledger entry, gate marker, metadata
+    assert len(lab.leftovers()) == 5  # CDI spec, ledger entry and its copy, gate marker, metadata
 
     # the container may do what it likes to the netdev
     changes = (

@@ -5,6 +5,7 @@ Source of the claim's shape: k8s.io/api resource/v1 (AllocationResult, DeviceAll
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from railmate.publish.slices import api_attribute
 from railmate_api import attributes as names
 from railmate_api.config import ConfigError, RdmaVfConfig, decode, merge
 
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS label, RFC 1123
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 
 
@@ -168,6 +170,10 @@ class _Planner:
     def device(self, result: Mapping[str, Any]) -> PreparedDevice:
         offered = self._offered(result)
         request = result["request"].split("/", 1)[0]
+        if not _LABEL.fullmatch(request):  # the API server has seen to it; it becomes part of a path
+            raise ClaimError(
+                f"{self._ref}: {request!r} is no name of a request. Is this a claim of the API server's?"
+            )
         admin = bool(result.get("adminAccess"))
         nodes, vendor_ids = self._gpu_nodes(offered)
         nics = []
