@@ -7,6 +7,8 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 from e2e.lab import PLUGIN_DIR, Lab, Workspace, claim, claim_spec, eventually, pod, template
 from harness.deploy import wait_ready
 from harness.shell import HarnessError
@@ -142,6 +144,7 @@ def test_devices_of_a_pod_deleted_by_force_are_waited_for(lab: Lab, workspace: W
     assert found.keys().isdisjoint(lab.vf_links), "each has the name that was asked for"
 
 
+@pytest.mark.long  # the kubelet itself refuses the new claim first and looks again after a minute
 def test_a_claim_replaced_under_its_name_is_another_claim(lab: Lab, workspace: Workspace) -> None:
     workspace.apply(claim("mine", claim_spec(PAIR, count=8)), stubborn(pod("old", claim="mine")))
     workspace.wait_ready("old")
