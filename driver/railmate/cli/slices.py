@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
     override = override_from(args.override, args.roles)
     inventory = scan(args.sysfs_root, args.proc_root or default_proc_root(args.sysfs_root))
     topology = analyze(inventory, override)
-    for sentence in (*inventory.warnings, *topology.notes):
-        print(f"railmate: {sentence}", file=sys.stderr)
     offer = build_offer(inventory, topology, OfferOptions(share_pair_vfs=args.share_pair_vfs))
+    for sentence in (*inventory.warnings, *topology.notes, *offer.notes):
+        print(f"railmate: {sentence}", file=sys.stderr)
     slices = resource_slices(offer, args.driver_name, args.node_name)
     if args.output == "json":
         json.dump({"apiVersion": "v1", "kind": "List", "items": slices}, sys.stdout, indent=2)

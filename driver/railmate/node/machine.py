@@ -54,7 +54,7 @@ def first_look(settings: Settings, held: Set[str]) -> View:
     view = look(settings, _remembered(settings), held)
     for sentence in view.inventory.warnings:
         log.warning("%s", sentence)
-    for sentence in view.topology.notes:
+    for sentence in (*view.topology.notes, *view.offer.notes):
         log.info("%s", sentence)
     log.info(
         "machine class %s: %d GPUs, %d NIC functions, %d pairs; %d devices offered",

@@ -22,11 +22,13 @@ def assign_counters(devices: Sequence[OfferedDevice], switches: Mapping[str, str
     """Give every piece of hardware with several names a counter.
 
     Counters are grouped by switch where a switch's fit into one set; else each cluster of devices
-    that share hardware has a set of its own. Raises ValueError when a device would need more sets
-    than the API allows, which would be a mistake in the mapping, not in the machine.
+    that share hardware has a set of its own. A cluster that is too large even for that (a GPU with
+    dozens of NICs) loses the devices of its lone NICs, which a note tells: a NIC with one name needs no
+    counter. Raises ValueError when a device would need more sets, or a set more counters, than the API
+    allows, which would be a mistake in the mapping, not in the machine.
     """
-    uses = Counter(part for device in devices for part in device.gpus + device.nics)
-    shared = [part for part, count in uses.items() if count > 1]
+    devices, notes = _without_crowds(devices)
+    shared = _shared(devices)
     set_of = _group(shared, devices, switches)
 
     gpus = {gpu for device in devices for gpu in device.gpus}
@@ -36,7 +38,37 @@ def assign_counters(devices: Sequence[OfferedDevice], switches: Mapping[str, str
     for part in shared:
         sets[set_of[part]].append(counter_of[part])
     counted = [_with_counters(device, set_of, counter_of) for device in devices]
-    return Offer(tuple(counted), {name: tuple(counters) for name, counters in sorted(sets.items())})
+    return Offer(tuple(counted), {name: tuple(held) for name, held in sorted(sets.items())}, notes)
+
+
+def _shared(devices: Sequence[OfferedDevice]) -> list[str]:
+    """Hardware that has several names."""
+    uses = Counter(part for device in devices for part in device.gpus + device.nics)
+    return [part for part, count in uses.items() if count > 1]
+
+
+def _without_crowds(devices: Sequence[OfferedDevice]) -> tuple[list[OfferedDevice], tuple[str, ...]]:
+    """Drops devices of lone NICs until each cluster fits into a counter set, and tells which."""
+    dropped: set[str] = set()
+    notes = []
+    for cluster in _clusters(_shared(devices), devices):
+        if len(cluster) <= MAX_COUNTERS_PER_SET:
+            continue
+        near = [device for device in devices if not cluster.isdisjoint(device.gpus + device.nics)]
+        lone = {device.name for device in near if not device.gpus}
+        dropped |= lone
+        gpus = sorted({gpu for device in near for gpu in device.gpus})
+        notes.append(
+            f"{len(lone)} NICs of GPU {', '.join(gpus)} are offered only in its pair, not alone as well: "
+            f"that would need {len(cluster)} counters, and a counter set holds {MAX_COUNTERS_PER_SET}"
+        )
+    kept = [device for device in devices if device.name not in dropped]
+    largest = max(map(len, _clusters(_shared(kept), kept)), default=0)
+    if largest > MAX_COUNTERS_PER_SET:
+        raise ValueError(
+            f"{largest} GPUs and NICs are offered together and one by one; {MAX_COUNTERS_PER_SET} is the most"
+        )
+    return kept, tuple(notes)
 
 
 def _with_counters(

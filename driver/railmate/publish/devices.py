@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from railmate.inventory.model import Gpu, Inventory, Nic
+from railmate.publish import notes
 from railmate.publish.counters import assign_counters
 from railmate.publish.model import AttributeValue, Offer, OfferedDevice
 from railmate.topology.model import Pair, Role, Source, Topology
@@ -42,18 +43,22 @@ def build_offer(inventory: Inventory, topology: Topology, options: OfferOptions 
     First fit walks this order, so small claims fill one switch before they open the next.
     """
     mapping = _Mapping(inventory, topology, options or OfferOptions())
-    return assign_counters(mapping.pairs() + mapping.gpus() + mapping.lone_nics(), topology.switches)
+    offer = assign_counters(mapping.pairs() + mapping.gpus() + mapping.lone_nics(), topology.switches)
+    return replace(offer, notes=(*mapping.notes(), *offer.notes))
 
 
 class _Mapping:
     def __init__(self, inventory: Inventory, topology: Topology, options: OfferOptions) -> None:
         self._topology = topology
         self._options = options
-        self._gpus = {
-            gpu.address: gpu for gpu in inventory.gpus if self._offered(gpu) and gpu.partition_mode != _MIG
-        }
-        self._nics = {nic.address: nic for nic in inventory.nics if self._offered_nic(nic)}
         self._functions = inventory.functions
+        self._gpus = {gpu.address: gpu for gpu in inventory.gpus if self._obstacle(gpu) is None}
+        rails = [nic for nic in inventory.nics if topology.roles.get(nic.address) == Role.RAIL]
+        self._nics = {nic.address: nic for nic in rails if self._obstacle(nic) is None}
+        candidates: list[Gpu | Nic] = [*inventory.gpus, *rails]
+        self._refused = [
+            (device, reason) for device in candidates if (reason := self._obstacle(device)) is not None
+        ]
         # VFs by the address of their physical function, in VF order
         self._vfs: dict[str, list[Nic]] = {}
         for nic in self._nics.values():
@@ -64,6 +69,8 @@ class _Mapping:
         # an n-th pair of the same physical function takes its n-th VF
         self._taken: Counter[str] = Counter()
         self._kept_for_pairs: set[str] = set()
+        self._without_half: list[str] = []  # GPUs whose pair could not be made for want of a NIC
+        self._too_long: Counter[str] = Counter()  # attribute to the devices that had to leave it out
 
     def pairs(self) -> list[OfferedDevice]:
         devices = []
@@ -106,6 +113,27 @@ class _Mapping:
                 )
         return self._in_switch_order(devices)
 
+    def notes(self) -> Iterator[str]:
+        """What is not offered, and why. Call when all devices are made."""
+        gpus, ports, vfs = dict[str, str](), dict[str, str](), dict[str, dict[str, str]]()
+        for device, reason in self._refused:
+            parent = device.function.physical_function
+            if isinstance(device, Gpu):
+                gpus[device.address] = reason
+            elif parent is not None:
+                vfs.setdefault(parent, {})[device.address] = reason
+            elif not device.function.virtual_functions:  # else its VFs are what would be offered
+                ports[device.address] = reason
+        yield from notes.left_out("GPU", gpus)
+        yield from notes.left_out("rail NIC", ports)
+        for parent, reasons in vfs.items():
+            yield from notes.vfs_left_out(parent, reasons)
+        for pair in self._topology.pairs:
+            if len(pair.gpus) > 1:
+                yield notes.group(pair, with_vfs=any(nic in self._vfs for nic in pair.nics))
+        yield from notes.halves(self._without_half)
+        yield from notes.too_long(self._too_long, _MAX_STRING)
+
     # --- one pair
     def _pair(self, pair: Pair) -> OfferedDevice | None:
         """One GPU with its NICs. None where a half is not offered, or where the matching gives one
@@ -115,6 +143,7 @@ class _Mapping:
         halves = [self._nic_of_pair(nic) for nic in pair.nics]
         nics = [nic for nic in halves if nic is not None]
         if not nics or len(nics) != len(halves):
+            self._without_half.append(pair.gpus[0])
             return None
         for nic in nics:
             self._taken[nic.function.physical_function or nic.address] += 1
@@ -132,7 +161,7 @@ class _Mapping:
         attributes.pop(names.PCIE_SWITCH, None)
         if pair.pcie_switch:
             attributes[names.PCIE_SWITCH] = pair.pcie_switch
-        _put_joined(attributes, names.NIC_PCI_BUS_ID, (nic.address for nic in nics))
+        self._put_joined(attributes, names.NIC_PCI_BUS_ID, (nic.address for nic in nics))
         return OfferedDevice(
             name=pair_name(gpu.address, [nic.address for nic in nics]),
             kind=names.KIND_PAIR,
@@ -153,14 +182,20 @@ class _Mapping:
         return nic if nic is not None and used == 0 else None
 
     # --- what may be offered
-    def _offered(self, device: Gpu | Nic) -> bool:
-        """A function without a driver, or held by one that only passes it through, cannot be used by a pod."""
-        usable = device.function.driver is not None and device.function.driver not in _PASS_THROUGH
-        return usable and device.address not in self._options.excluded
-
-    def _offered_nic(self, nic: Nic) -> bool:
-        rail = self._topology.roles.get(nic.address) == Role.RAIL
-        return rail and bool(nic.function.rdma_devices) and self._offered(nic)
+    def _obstacle(self, device: Gpu | Nic) -> str | None:
+        """Why a pod could not use a GPU or NIC, or must not; None where nothing is in the way."""
+        function = device.function
+        if device.address in self._options.excluded:
+            return "the node's uplink"
+        if function.driver is None:
+            return "no driver"
+        if function.driver in _PASS_THROUGH:
+            return f"held by driver {function.driver} for a virtual machine or a program in user space"
+        if isinstance(device, Gpu):
+            return "in MIG mode" if device.partition_mode == _MIG else None
+        if not function.rdma_devices:
+            return "RDMA device in another network namespace" if function.has_rdma else "no RDMA device"
+        return None
 
     # --- attributes
     def _place(self, address: str) -> dict[str, AttributeValue]:
@@ -199,8 +234,16 @@ class _Mapping:
             found[names.LINK_LAYER] = rdma[0].link_layer
         if rdma and names.LINK_SPEED not in found and rdma[0].rate:
             found[names.LINK_SPEED] = rdma[0].rate * 1000
-        _put_joined(found, names.RDMA_DEVICE, (device.name for device in rdma))
+        self._put_joined(found, names.RDMA_DEVICE, (device.name for device in rdma))
         return found
+
+    def _put_joined(self, attributes: dict[str, AttributeValue], name: str, values: Iterable[str]) -> None:
+        """Several values in one string, as long as the API's limit allows; else the attribute is left out."""
+        joined = ",".join(values)
+        if len(joined.encode()) > _MAX_STRING:
+            self._too_long[name] += 1
+        elif joined:
+            attributes[name] = joined
 
     def _in_switch_order(self, devices: list[OfferedDevice]) -> list[OfferedDevice]:
         """Stable: switches in the order of their first device, unknown switches last in PCI order."""
@@ -238,13 +281,6 @@ def gpu_attributes(gpu: Gpu) -> dict[str, AttributeValue]:
 
 def gpu_capacity(gpu: Gpu) -> dict[str, int]:
     return {names.MEMORY: gpu.memory_bytes} if gpu.memory_bytes else {}
-
-
-def _put_joined(attributes: dict[str, AttributeValue], name: str, values: Iterable[str]) -> None:
-    """Several values in one string, as long as the API's limit allows; else the attribute is left out."""
-    joined = ",".join(values)
-    if joined and len(joined.encode()) <= _MAX_STRING:
-        attributes[name] = joined
 
 
 def _cut(value: str) -> str:

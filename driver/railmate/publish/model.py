@@ -30,10 +30,15 @@ class OfferedDevice:
 @dataclass(frozen=True)
 class Offer:
     """All devices of the node in the order the scheduler should take them, and the counter sets
-    (name to counters, each with the value 1) that keep hardware from being handed out twice."""
+    (name to counters, each with the value 1) that keep hardware from being handed out twice.
+
+    ``notes`` tell people what of the machine is not offered, and why. They are not published, so offers that
+    differ in them alone are equal.
+    """
 
     devices: tuple[OfferedDevice, ...] = ()
     counter_sets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @cached_property
     def by_name(self) -> Mapping[str, OfferedDevice]:

@@ -166,6 +166,16 @@ def test_notes_about_the_machine_go_to_stderr(machine_root: Root, capsys: pytest
     assert list(yaml.safe_load_all(out))
 
 
+def test_what_is_not_offered_is_said_on_stderr(
+    machine_root: Root, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = machine_root("tuolumne-mi300a", 0)
+    assert main(["slices", "--sysfs-root", str(root / "sys"), "--node-name", "node1"]) == 0
+    out, err = capsys.readouterr()
+    assert re.search(r"^railmate: rail NICs 0000:.* are not offered: no RDMA device$", err, re.MULTILINE)
+    assert "are not offered" not in out
+
+
 def test_proc_beside_the_tree_is_read_by_default(
     machine_root: Root, capsys: pytest.CaptureFixture[str]
 ) -> None:

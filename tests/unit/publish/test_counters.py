@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,3 +74,25 @@ def test_chain_of_shared_hardware_gets_one_set() -> None:
     offer = assign_counters(devices, {gpu0: "s0", gpu1: "s1"})
     assert [len(counters) for counters in offer.counter_sets.values()] == [3]
     exclusive(offer)
+
+
+@pytest.mark.parametrize(("nics", "alone"), [(31, 31), (32, 0), (62, 0)])
+def test_nics_too_many_for_a_set_are_offered_only_with_their_gpu(nics: int, alone: int) -> None:
+    """31 NICs and their GPU are 32 counters, all that a set holds."""
+    gpu, vfs = "0000:01:00.0", tuple(f"0000:02:{n >> 3:02x}.{n & 7}" for n in range(nics))
+    other = [device("gpu1", ("0000:03:00.0",)), device("pair1", ("0000:03:00.0",), ("0000:04:00.0",))]
+    lone = [device(f"vf{n}", nics=(vf,)) for n, vf in enumerate(vfs)]
+    offer = assign_counters([device("pair", (gpu,), vfs), device("gpu", (gpu,)), *lone, *other], {})
+    assert [one.name for one in offer.devices] == [
+        "pair", "gpu", *(one.name for one in lone[:alone]), "gpu1", "pair1",
+    ]  # fmt: skip
+    assert sorted(len(held) for held in offer.counter_sets.values()) == [1, alone + 1]
+    assert bool(offer.notes) == (alone == 0)
+    exclusive(offer)
+
+
+def test_too_many_gpus_with_one_nic_are_a_mistake_that_is_told() -> None:
+    gpus = [f"0000:{g:02x}:00.0" for g in range(40)]
+    devices = [device("all", tuple(gpus)), *(device(f"gpu{g}", (gpu,)) for g, gpu in enumerate(gpus))]
+    with pytest.raises(ValueError, match="40 GPUs and NICs"):
+        assign_counters(devices, {})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
 from railmate.inventory.model import Gpu, Inventory, Nic
 from railmate.topology.model import MachineClass, Pair, Role, Source, Topology
 from railmate.topology.render.names import View, device_name, product, short
+from railmate.topology.switches import Switches
+from railmate.topology.tree import place
 
 # Okabe and Ito's colours, darkened where white text or thin lines need it: told apart by everyone.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#a8457f", "#b07d00", "#2f8fc4", "#7a5195", "#5b6b2f")
@@ -23,9 +25,11 @@ _GPU_HEIGHT, _NIC_HEIGHT = 50, 50
 _LINK = 46  # height of the line between GPU and NIC
 _HEAD = 54  # a panel's title
 _PAD = 14
+_BAR = 26  # height of the bar that stands for the processors
 _BUS = 34  # from the line of host bridges down to a panel
 _WIDTH_LIMIT = 1140
 _OTHER = 136  # width of a NIC that is no rail: its role is written out
+_LETTER = 7  # usual width of a letter in a panel's subtitle
 _PANEL_LEAST = 176  # room for a panel's title
 
 
@@ -35,6 +39,11 @@ class _Panel:
 
     title: str
     subtitle: str
+    switch: str | None = None
+    above: tuple[str, ...] = ()  # the switches between it and the processor, the nearest last
+    parent: str | None = (
+        None  # the nearest of them that has a panel; without one it hangs below the processors
+    )
     pairs: list[Pair] = field(default_factory=list)
     lone: list[Gpu] = field(default_factory=list)
 
@@ -46,11 +55,19 @@ class _Panel:
         return self.columns() * _BOX + (self.columns() - blocks) * 6 + max(blocks - 1, 0) * _GAP
 
     def width(self) -> int:
-        return max(self.inner(), _PANEL_LEAST) + 2 * _PAD
+        return max(self.inner(), _PANEL_LEAST, len(self.subtitle) * _LETTER) + 2 * _PAD
 
     def height(self) -> int:
         nics = max((len(pair.nics) for pair in self.pairs), default=0)
         return _HEAD + _GPU_HEIGHT + (_LINK + nics * _NIC_HEIGHT + (nics - 1) * 6 if nics else 0) + _PAD
+
+
+@dataclass(frozen=True)
+class _Bus:
+    """The left end of the processors' bar."""
+
+    x: int
+    y: int
 
 
 def picture(inventory: Inventory, topology: Topology) -> str:
@@ -65,15 +82,18 @@ class _Drawing:
         self.parts: list[str] = []
         self.colours = {pair: _COLOURS[i % len(_COLOURS)] for i, pair in enumerate(view.topology.pairs)}
         self.nics = {nic.address: nic for nic in view.nics}
+        functions = view.inventory.functions
+        self._tree = Switches(functions, {address: place(one) for address, one in functions.items()})
         self.gpus = {gpu.address: gpu for gpu in view.inventory.gpus}
 
     def svg(self) -> str:
         rows = _rows(self._panels())
-        content = max((sum(p.width() for p in row) + _GAP * (len(row) - 1) for row in rows), default=0)
+        content = max(map(_row_width, rows), default=0)
         width = max(content, 520) + 2 * _MARGIN
         y = self._heading(width)
+        bus: _Bus | None = None
         for row in rows:
-            y = self._row(row, y, width)
+            y, bus = self._row(row, y, width, bus)
         y = self._others(y, width)
         height = y + _MARGIN
         return "\n".join(
@@ -104,14 +124,25 @@ class _Drawing:
             if gpu.address not in self.view.pair_of:
                 switch = self.view.topology.switches.get(gpu.address)
                 self._panel(panels, gpu, switch).lone.append(gpu)
+        for panel in panels.values():
+            panel.parent = next((switch for switch in reversed(panel.above) if switch in panels), None)
+            if panel.above:
+                panel.subtitle += f" · below {short(panel.parent or panel.above[-1])}"
         return list(panels.values())
 
     def _panel(self, panels: dict[str, _Panel], gpu: Gpu, switch: str | None) -> _Panel:
         numa = self.view.topology.numa_nodes.get(gpu.address)
         numa_text = "NUMA node unknown" if numa is None else f"NUMA node {numa}"
         if switch is not None:
-            return panels.setdefault(switch, _Panel(f"PCIe switch {short(switch)}", numa_text))
+            chain = self._switches_above(gpu)
+            above = chain[: chain.index(switch)] if switch in chain else ()  # an override's is in no chain
+            return panels.setdefault(
+                switch, _Panel(f"PCIe switch {short(switch)}", numa_text, switch=switch, above=above)
+            )
         return panels.setdefault(f"numa {numa}", _Panel(numa_text, "no shared PCIe switch"))
+
+    def _switches_above(self, gpu: Gpu) -> tuple[str, ...]:
+        return self._tree.above(place(gpu.function))
 
     def _heading(self, width: int) -> int:
         self._text(_MARGIN, _MARGIN + 16, self._title(), size=19, weight=600)
@@ -134,19 +165,36 @@ class _Drawing:
             tells = "no PCIe switch tells which GPU and NIC belong together, pairs are by NUMA node"
         return f"Machine class {topology.machine_class}: {tells}"
 
-    def _row(self, row: Sequence[_Panel], y: int, width: int) -> int:
-        total = sum(panel.width() for panel in row) + _GAP * (len(row) - 1)
+    def _row(self, row: Sequence[_Panel], y: int, width: int, bus: _Bus | None) -> tuple[int, _Bus]:
+        """One row of panels; returns where the next may begin. The first row has the processors above it, later
+        ones hang on a line from there: a second bar would read as a second processor."""
+        total = _row_width(row)
         x = (width - total) // 2
-        self._box(x, y, total, 26, fill="#e3e8ef", stroke="none", radius=13)
-        self._text(x + total // 2, y + 17, "processors and memory", size=12, colour=_SOFT, anchor="middle")
-        top = y + 26 + _BUS
+        top = y + _BUS
+        roots = [x + offset + panel.width() // 2 for panel, offset in _offsets(row) if panel.parent is None]
+        if bus is None:
+            self._box(x, y, total, _BAR, fill="#e3e8ef", stroke="none", radius=13)
+            self._text(
+                x + total // 2, y + 17, "processors and memory", size=12, colour=_SOFT, anchor="middle"
+            )
+            bus = _Bus(x, y + _BAR // 2)
+            top += _BAR
+            start = y + _BAR
+        else:
+            start = y + _BUS // 2
+            if roots:
+                self._path(f"M{bus.x} {bus.y} H{_MARGIN // 2} V{start} H{roots[-1]}", _LINE, 3)
         height = max(panel.height() for panel in row)
-        for panel in row:
-            centre = x + panel.width() // 2
-            self._line(centre, y + 26, centre, top, _LINE, 3)
-            self._draw_panel(panel, x, top, height)
-            x += panel.width() + _GAP
-        return top + height + _GAP + 8
+        left: str | None = None
+        for panel, offset in _offsets(row):
+            if panel.parent is None:
+                centre = x + offset + panel.width() // 2
+                self._line(centre, start, centre, top, _LINE, 3)
+            elif panel.parent == left:
+                self._line(x + offset - _GAP, top + _HEAD // 2, x + offset, top + _HEAD // 2, _LINE, 3)
+            self._draw_panel(panel, x + offset, top, height)
+            left = panel.switch
+        return top + height + _GAP + 8, bus
 
     def _draw_panel(self, panel: _Panel, x: int, y: int, height: int) -> None:
         self._box(x, y, panel.width(), height, fill=_PANEL, stroke=_LINE, radius=10)
@@ -255,6 +303,18 @@ def _fit(text: str, width: int, letter: int) -> str:
     """Cuts text to a box, by the usual width of a letter."""
     most = (width - 8) // letter
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _row_width(row: Sequence[_Panel]) -> int:
+    return sum(panel.width() for panel in row) + _GAP * (len(row) - 1)
+
+
+def _offsets(row: Sequence[_Panel]) -> Iterator[tuple[_Panel, int]]:
+    """Panels with where they begin in their row."""
+    offset = 0
+    for panel in row:
+        yield panel, offset
+        offset += panel.width() + _GAP
 
 
 def _rows(panels: Iterable[_Panel]) -> list[list[_Panel]]:
