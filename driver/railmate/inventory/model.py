@@ -75,6 +75,7 @@ class PciFunction:
     device: int
     subsystem_vendor: int = 0
     subsystem_device: int = 0
+    subsystem_known: bool = True  # False: its files could not be read, or made no sense; the ids are 0 then
     numa_node: int | None = None
     iommu_group: int | None = None
     driver: str | None = None

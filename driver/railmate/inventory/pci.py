@@ -98,13 +98,16 @@ def _read(
     virtual_functions: tuple[str, ...],
     reader: Reader,
 ) -> PciFunction:
-    def hexadecimal(attribute: str, bits: int) -> int:
-        value = reader.number(f"{directory}/{attribute}", 16, range(1 << bits))
-        return 0 if value is None else value
+    def hexadecimal(attribute: str, bits: int) -> int | None:
+        return reader.number(f"{directory}/{attribute}", 16, range(1 << bits))
 
-    class_code = hexadecimal("class", 24)
-    vendor = hexadecimal("vendor", 16)
-    device = hexadecimal("device", 16)
+    class_code = hexadecimal("class", 24) or 0
+    vendor = hexadecimal("vendor", 16) or 0
+    device = hexadecimal("device", 16) or 0
+    subsystem = [
+        hexadecimal(attribute, 16) if attribute in entries else None
+        for attribute in ("subsystem_vendor", "subsystem_device")
+    ]
     numa_node = None
     if "numa_node" in entries:
         numa_node = reader.number(f"{directory}/numa_node", among=range(-1, 1 << 16))
@@ -118,8 +121,9 @@ def _read(
         class_code=class_code,
         vendor=vendor,
         device=device,
-        subsystem_vendor=hexadecimal("subsystem_vendor", 16) if "subsystem_vendor" in entries else 0,
-        subsystem_device=hexadecimal("subsystem_device", 16) if "subsystem_device" in entries else 0,
+        subsystem_vendor=subsystem[0] or 0,
+        subsystem_device=subsystem[1] or 0,
+        subsystem_known=None not in subsystem,
         numa_node=numa_node,
         iommu_group=_iommu_group(directory, entries, reader),
         driver=reader.link(f"{directory}/driver") if "driver" in entries else None,

@@ -18,6 +18,7 @@ from railmate.topology.model import Distance, GpuNicPath, MachineClass, Pair, Ro
 from railmate.topology.nccl import NcclTree
 from railmate.topology.notes import Knowledge, explain
 from railmate.topology.override import NOTHING, fit
+from railmate.topology.rolenotes import explain_roles, explain_unknown
 from railmate.topology.switches import Switches, common, meeting_switch
 from railmate.topology.tree import place
 from railmate_api.override import TopologyOverride
@@ -103,13 +104,15 @@ class _Analysis:
 
     @cached_property
     def roles(self) -> Mapping[str, Role]:
-        storage = role_rules.storage_switches(self.functions.values(), self.chains, self.gpu_switches)
+        drives = role_rules.drives_by_switch(self.functions.values(), self.chains)
         nics = [nic for nic in self.nics if nic.address not in self.stated.roles]
+        trust_rates = self.machine_class is not MachineClass.VIRTUAL
         if self.shared_switches and not self.dma:
             gpu_chains = {gpu.address: self.chains[gpu.address] for gpu in self.gpus}
-            found = role_rules.roles_by_switch(nics, gpu_chains, self.chains, storage)
+            found = role_rules.roles_by_switch(nics, gpu_chains, self.chains, drives, trust_rates)
         else:
-            trust_rates = self.machine_class is not MachineClass.VIRTUAL
+            # beside drives and no GPU an RDMA NIC serves the drives
+            storage = frozenset(drives) - self.gpu_switches
             found = role_rules.roles_without_switch(nics, self.chains, storage, trust_rates)
         return self._with_vfs({nic.address: {**found, **self.stated.roles}[nic.address] for nic in self.nics})
 
@@ -248,6 +251,14 @@ class _Analysis:
             ordinals.update((gpu, ordinals[pair.nics[0]]) for gpu in pair.gpus if gpu not in stated)
         return self._with_vfs(ordinals)
 
+    def role_notes(self) -> tuple[str, ...]:
+        nics = [nic for nic in self.nics if nic.address not in self.stated.roles]
+        unknown = explain_unknown(nics)
+        if not self.shared_switches or self.dma:
+            return unknown
+        gpus = [gpu.address for gpu in self.gpus]
+        return (*explain_roles(gpus, nics, self.roles, self.pairs, self.chains), *unknown)
+
     def lost_rails(self) -> list[str]:
         """Rail ordinals that the override gives to NICs which are no rails: these have none."""
         asked = self.override.rails if self.override is not None else {}
@@ -308,5 +319,5 @@ class _Analysis:
             rails=self.rail_ordinals(),
             sources=self.device_sources(),
             numa_nodes=self._with_vfs(nodes),
-            notes=(*explain(knowledge), *self.stated.notes, *self.lost_rails()),
+            notes=(*explain(knowledge), *self.role_notes(), *self.stated.notes, *self.lost_rails()),
         )

@@ -89,6 +89,21 @@ def test_an_attribute_that_makes_no_sense_is_named(attribute: str, content: byte
     assert all(pair.pcie_switch and pair.source is Source.SYSFS for pair in topology.pairs)
 
 
+@pytest.mark.parametrize("attribute", ["subsystem_vendor", "subsystem_device"])
+@pytest.mark.parametrize("content", [b"rubbish\n", b"", None])
+def test_a_subsystem_that_cannot_be_read_is_unknown_and_not_zero(
+    attribute: str, content: bytes | None, tree: Path
+) -> None:
+    path = directory(tree, RAIL) / attribute
+    if content is None:
+        path.unlink()
+    else:
+        replace(path, content)
+    known = {address: function.subsystem_known for address, function in rescan(tree).functions.items()}
+    assert not known.pop(RAIL)
+    assert all(known.values())
+
+
 def test_a_gpu_without_a_class_is_no_gpu_and_the_others_keep_their_nics(tree: Path) -> None:
     before = {pair.gpus: pair.nics for pair in analyze(rescan(tree)).pairs}
     replace(directory(tree, GPU) / "class", b"what\n")

@@ -264,21 +264,22 @@ def test_what_sits_beside_a_rail_is_not_always_one(beside: str, role: Role) -> N
     assert [nic for pair in topology.pairs for nic in pair.nics] == expected
 
 
-def test_another_model_is_a_rail_where_it_is_the_only_one_of_its_gpu() -> None:
-    topology = topology_of("""
+@pytest.mark.parametrize(("first", "second"), [("nic", "bnxt"), ("bnxt", "nic")])
+def test_another_model_is_a_rail_where_it_is_the_only_one_of_its_gpu(first: str, second: str) -> None:
+    topology = topology_of(f"""
         pci0000:00
           00:01.0 port
             01:00.0 port
               02:00.0 port
                 03:00.0 gpu
               02:01.0 port
-                04:00.0 nic rdma=mlx5_0
+                04:00.0 {first} rdma=mlx5_0 rate=400
           00:02.0 port
             05:00.0 port
               06:00.0 port
                 07:00.0 gpu
               06:01.0 port
-                08:00.0 dpu rdma=mlx5_1
+                08:00.0 {second} rdma=mlx5_1 rate=400
     """)
     assert pairs(topology) == [(["03:00.0"], ["04:00.0"]), (["07:00.0"], ["08:00.0"])]
 
