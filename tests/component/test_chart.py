@@ -13,22 +13,19 @@ import pytest
 import yaml
 
 import railmate
-from harness.gobuild import built
+from harness.gobuild import program
 from harness.simnode import LABEL, STATE
 from railmate.cli.node import add_parser
 from railmate_api.admission import policy_spec
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "driver/chart"
 Render = Callable[..., dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="session")
 def helm() -> Path:
-    program = built("helm")
-    if program is None:
-        pytest.skip("helm is not built yet (hack/cluster build)")
-    return program
+    return program("helm")
 
 
 @pytest.fixture(scope="session")
