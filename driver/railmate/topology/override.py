@@ -10,7 +10,7 @@ from typing import TypeVar
 from railmate.inventory.address import card
 from railmate.inventory.model import Inventory, PciFunction
 from railmate.topology.model import Role
-from railmate.topology.roles import is_management
+from railmate.topology.roles import is_management, may_be_management
 from railmate_api.override import RoleRule, TopologyOverride
 
 Value = TypeVar("Value")
@@ -104,7 +104,7 @@ class _Fitting:
             if not rules:
                 continue
             rule = rules[0]
-            if rule.role == Role.RAIL and is_management(function):
+            if rule.role == Role.RAIL and (is_management(function) or may_be_management(function)):
                 if rule.address is None:
                     self._notes.append(
                         f"NIC {address} stays management: it is the NVSwitches', and only a rule by its address "
