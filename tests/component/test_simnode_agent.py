@@ -66,9 +66,10 @@ class Node:
         self.agent = subprocess.Popen(self.command("bash", AGENT, self.state, FABRIC, "watch"))
 
     def in_tree(self, name: str) -> bool:
-        shown = (self.state / "sys/class/net" / name).exists()
-        assert shown == (self.state / "sys/devices" / name / "net" / name).exists()
-        return shown
+        """Whether the tree shows the netdev; the agent moves it in and out of two places, one after the other."""
+        places = [self.state / "sys/class/net" / name, self.state / "sys/devices" / name / "net" / name]
+        eventually(lambda: len({place.exists() for place in places}) == 1, f"both places of {name} agree")
+        return places[0].exists()
 
     def end(self) -> None:
         if self.agent is not None:

@@ -121,6 +121,8 @@ class Entry:
     def from_json(cls, value: Any) -> Entry:
         """Raises ValueError when this cannot be a ledger entry."""
         try:
+            if not isinstance(value["version"], int):
+                raise TypeError("its version is no whole number")
             if value["version"] > LEDGER_VERSION:
                 raise NewerRecordError(
                     f"a ledger entry was written by a newer railmate (version {value['version']}; this one reads "
