@@ -22,6 +22,23 @@ def find(name: str) -> list[Path]:
     return [point / name for point in mount_points() if (point / name).is_dir()]
 
 
+def thaw(name: str) -> None:
+    """Thaws all cgroups below /<name>: a frozen process cannot be killed.
+
+    runc freezes a container for a moment when it changes its devices (v1); killed in that moment, it leaves it so.
+    Kernel Documentation/admin-guide/cgroup-v1/freezer-subsystem.rst and cgroup-v2.rst, cgroup.freeze.
+    """
+    for tree in find(name):
+        for directory, _, files in os.walk(tree):
+            for file, thawed in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+                path = Path(directory) / file
+                try:
+                    if file in files and path.read_text().strip() != thawed:
+                        path.write_text(thawed)
+                except OSError:
+                    continue  # it has ended meanwhile
+
+
 def remove(name: str) -> None:
     """Removes the cgroup /<name>, all below it and what is empty above it, from every hierarchy.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness import gobuild, nodeimage
+from harness import cgroups, gobuild, nodeimage
 from harness.cache import locked, log_file, run_dir
 from harness.engine import UPSTREAM_NODE_IMAGE, Engine, PrivateEngine, SystemProbe, choose, enter_network
 from harness.kindconfig import NAME, cluster_config, network_script, node_networks
@@ -70,7 +70,12 @@ class Cluster:
             if record := ProcessRecord.load(self._forwarder):
                 record.stop()
             if self._engine is not None:
-                self._remove_nodes(self._engine)
+                try:
+                    self._remove_nodes(self._engine)
+                except HarnessError as error:
+                    if self._engine.kind != "private":
+                        raise
+                    progress("cluster", f"the nodes end with their engine: {error}")
             private.down(purge)
             shutil.rmtree(self.directory, ignore_errors=True)
         progress("cluster", "down")
@@ -262,10 +267,19 @@ class Cluster:
 
     @staticmethod
     def _remove_nodes(engine: Engine) -> None:
-        containers = engine.docker("ps", "-aq", "--filter", f"label={_LABEL}").split()
-        if containers:
+        for tries_left in (2, 1, 0):
+            containers = engine.docker("ps", "-aq", "--filter", f"label={_LABEL}").split()
+            if not containers:
+                break
             progress("cluster", "removing the nodes")
-            engine.docker("rm", "-f", "-v", *containers)
+            if engine.kind == "private":
+                cgroups.thaw(PrivateEngine().cgroup)  # what a killed runc has left frozen cannot be killed
+            try:
+                engine.docker("rm", "-f", "-v", *containers)
+            except HarnessError:
+                # the engine waits ten seconds for a node to end; on a busy machine that is not always enough
+                if not tries_left:
+                    raise
         if NAME in engine.docker("network", "ls", "--format", "{{.Name}}").split():
             engine.docker("network", "rm", NAME)
 

@@ -143,7 +143,9 @@ class PrivateEngine:
 
     def down(self, purge: bool = False) -> None:
         """Ends the engine and all containers; takes its cgroups away. `purge` deletes its images too."""
+        cgroups.thaw(self.cgroup)
         self._end_processes()
+        cgroups.thaw(self.cgroup)
         cgroups.remove(self.cgroup)
         shutil.rmtree(self.directory, ignore_errors=True)
         if purge:

@@ -134,7 +134,9 @@ def test_a_vf_that_died_with_its_pod_comes_back_under_its_own_name(node: Node) -
     node.run("ip", "netns", "add", "pod")
     node.run("ip", "link", "set", "enp1s0v0", "netns", "pod", "name", "net1")
     eventually(lambda: not node.in_tree("enp1s0v0"), "the VF is gone from the tree")
-    assert not (node.state / "sys/devices/enp1s0v0/net").exists()
+    eventually(
+        lambda: not (node.state / "sys/devices/enp1s0v0/net").exists(), "its directory is gone as well"
+    )
     node.run("ip", "netns", "delete", "pod")
     eventually(lambda: "enp1s0v0" in node.links(), "the VF is made again")
     eventually(lambda: node.in_tree("enp1s0v0"), "the VF is in the tree again")

@@ -145,3 +145,14 @@ def test_forwarder_carries_both_ways_and_ends_with_its_process(sleeper: subproce
 
     assert asyncio.run(scenario()) == b"HELLO"
     sleeper.wait()
+
+
+def test_frozen_cgroups_are_thawed_in_both_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "mount_points", lambda: [tmp_path / "freezer", tmp_path / "unified"])
+    v1, v2 = tmp_path / "freezer/ours/pod/freezer.state", tmp_path / "unified/ours/pod/cgroup.freeze"
+    other = tmp_path / "freezer/theirs/freezer.state"
+    for path, state in ((v1, "FROZEN\n"), (v2, "1\n"), (other, "FROZEN\n")):
+        path.parent.mkdir(parents=True)
+        path.write_text(state)
+    cgroups.thaw("ours")
+    assert (v1.read_text(), v2.read_text(), other.read_text()) == ("THAWED", "0", "FROZEN\n")
