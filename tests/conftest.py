@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +12,38 @@ from harness.machines import MACHINES, load_machine
 from harness.sysfs import write_tree
 from railmate.inventory.model import Inventory
 from railmate.inventory.scan import scan
+
+ROOT = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For ``--dist loadgroup``: one worker has the cluster, and takes it first; a file's tests stay together."""
+    if config.getoption("numprocesses", None) is None:
+        return
+    for item in items:
+        place = item.path.relative_to(ROOT)
+        item.add_marker(pytest.mark.xdist_group("e2e" if place.parts[0] == "e2e" else str(place)))
+    items.sort(key=lambda item: item.path.relative_to(ROOT).parts[0] != "e2e")
+
+
+@pytest.fixture
+def figures(record_property: Callable[[str, object], None]) -> Callable[[object], None]:
+    """``figures(text)``: what a test has measured or counted, shown at the end of the run."""
+    return lambda text: record_property("figures", str(text))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports: list[Sequence[tuple[str, object]]] = [
+        report.user_properties
+        for group in terminalreporter.stats.values()
+        for report in group
+        if getattr(report, "when", None) == "call"
+    ]
+    lines = [str(value) for properties in reports for name, value in properties if name == "figures"]
+    if lines:
+        terminalreporter.section("figures")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

@@ -60,14 +60,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 
 @pytest.mark.parametrize(("name", "nics"), CASES, ids=lambda value: str(value).replace(" ", "-"))
 def test_a_kill_at_any_step_changes_nothing_of_the_end(
-    name: str, nics: int, outcomes: Callable[[str, int], Outcome], capsys: pytest.CaptureFixture[str]
+    name: str, nics: int, outcomes: Callable[[str, int], Outcome], figures: Callable[[object], None]
 ) -> None:
     outcome = outcomes(name, nics)
-    with capsys.disabled():
-        print(
-            f"\ncrash sweep: {name}, {nics} NIC(s): {len(outcome['steps'])} steps, {outcome['cases']} kills",
-            end="",
-        )
+    figures(f"crash sweep: {name}, {nics} NIC(s): {len(outcome['steps'])} steps, {outcome['cases']} kills")
     assert not outcome["failures"], "\n\n".join(outcome["failures"])
     verb = name.partition(",")[0].partition(" ")[0]
     assert len(outcome["steps"]) >= AT_LEAST[verb], outcome["steps"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -10,19 +11,18 @@ from e2e.lab import Lab
 from harness.soak import Figures, Soak
 
 
-def soak(lab: Lab, pods: int, capsys: pytest.CaptureFixture[str]) -> Figures:
-    figures = Soak(lab, pods, random.SystemRandom().randrange(10**6)).run()
-    with capsys.disabled():
-        print(f"\n{figures}")
-    return figures
+def soak(lab: Lab, pods: int, show: Callable[[object], None]) -> Figures:
+    found = Soak(lab, pods, random.SystemRandom().randrange(10**6)).run()
+    show(found)
+    return found
 
 
-def test_sixty_pods_leave_nothing_behind(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    figures = soak(lab, 60, capsys)
-    assert figures.pods == 60
-    assert figures.kills.total() >= 3
+def test_sixty_pods_leave_nothing_behind(lab: Lab, figures: Callable[[object], None]) -> None:
+    found = soak(lab, 60, figures)
+    assert found.pods == 60
+    assert found.kills.total() >= 3
 
 
 @pytest.mark.long
-def test_a_thousand_pods_leave_nothing_behind(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    assert soak(lab, 1000, capsys).pods == 1000
+def test_a_thousand_pods_leave_nothing_behind(lab: Lab, figures: Callable[[object], None]) -> None:
+    assert soak(lab, 1000, figures).pods == 1000
