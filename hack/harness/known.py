@@ -7,7 +7,7 @@ machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from harness.machines import Machine
 from harness.synthetic import synthetic
@@ -277,3 +277,18 @@ _IBM = [
 ]
 # NUMA node, the GPU on the NIC's host bridge, the one that is not, the NIC
 _TIOGA = [(0, "d6", "d1", "d5"), (1, "de", "d9", "dd"), (2, "ce", "c9", "cd"), (3, "c6", "c1", "c5")]
+
+KNOWN: Mapping[str, Machine] = {
+    "p5": one_switch_each(P5, "gpu", "efa"),
+    "p6-b200": one_switch_each(P6_B200, "gpu", "efa", management=("73", "74")),
+    "turin": behind_private_bridges(TURIN, "gpu", "nic", "cx7bridge", "cx7bridge", extra=["61:00.0 lx"]),
+    "mi300x": behind_private_bridges(MI300X, "mi300x", "nic", "gen5lower", "amdbridge"),
+    "mi350": behind_private_bridges(MI350, "mi350", "bnxt", "gen5lower", "amdbridge"),
+    "oci-h100": oci_h100(),
+    "ibm-h100-vm": ibm_h100_vm(),
+    "tioga": tioga(),
+    "aurora": aurora(),
+    "hygon": hygon(),
+    "gb200": grace("gb200", functions=2, data_direct=False),
+    "gb300-data-direct": grace("gb300", functions=1, data_direct=True),
+}

@@ -39,6 +39,7 @@ __all__ = [
 
 _RDMA_MAJOR = 231  # include/uapi: IB_USER_VERBS; minors of umad from 0, of issm from 64, of uverbs from 192
 _LINK_TYPES = {"ether": 1, "infiniband": 32}
+_STATES = ("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")  # include/rdma/ib_verbs.h, ib_port_state
 
 
 def write_tree(machine: Machine, root: Path) -> None:
@@ -67,10 +68,11 @@ def _write_function(sysfs: Path, function: PciFunction, machine: Machine) -> Non
         "class": f"0x{function.class_code:06x}",
         "vendor": f"0x{function.vendor:04x}",
         "device": f"0x{function.device:04x}",
-        "subsystem_vendor": f"0x{function.subsystem_vendor:04x}",
-        "subsystem_device": f"0x{function.subsystem_device:04x}",
         "numa_node": str(-1 if function.numa_node is None else function.numa_node),
     }
+    if function.subsystem_known:
+        attributes["subsystem_vendor"] = f"0x{function.subsystem_vendor:04x}"
+        attributes["subsystem_device"] = f"0x{function.subsystem_device:04x}"
     if function.max_virtual_functions:
         attributes["sriov_totalvfs"] = str(function.max_virtual_functions)
         attributes["sriov_numvfs"] = str(len(function.virtual_functions))
@@ -107,6 +109,14 @@ def _write_netdev(sysfs: Path, directory: Path, netdev: Netdev) -> None:
     _write(place / "operstate", netdev.operstate or "unknown")
     _write(place / "speed", str(netdev.speed or -1))
     _write(place / "type", str(_LINK_TYPES[netdev.link_type or "ether"]))
+    if netdev.port_name is not None:
+        _write(place / "phys_port_name", netdev.port_name)
+    if netdev.master is not None:
+        bond = sysfs / "devices/virtual/net" / netdev.master
+        (bond / "bonding").mkdir(parents=True, exist_ok=True)
+        if not (sysfs / "class/net" / netdev.master).is_symlink():
+            _link(sysfs / "class/net" / netdev.master, bond)
+        _link(place / "master", bond)
     _link(place / "device", directory)
     _link(sysfs / "class/net" / netdev.name, place)
 
@@ -119,8 +129,11 @@ def _write_rdma(sysfs: Path, directory: Path, device: RdmaDevice, function: PciF
     _link(place / "device", directory)
     _link(sysfs / "class/infiniband" / device.name, place)
     _write(place / "node_guid", device.node_guid or "0000:0000:0000:0000")
-    _write(port / "state", {"ACTIVE": "4: ACTIVE", "DOWN": "1: DOWN"}[device.state or "DOWN"])
-    _write(port / "link_layer", device.link_layer or "Ethernet")
+    if device.sys_image_guid is not None:
+        _write(place / "sys_image_guid", device.sys_image_guid)
+    if device.state is not None:
+        _write(port / "state", f"{_STATES.index(device.state)}: {device.state}")
+    _write(port / "link_layer", device.link_layer or "Unspecified")  # as EFA has it
     if device.rate is not None:
         _write(port / "rate", f"{device.rate} Gb/sec (4X)")
     _write(port / "gids/0", f"fe80:0000:0000:0000:{device.node_guid or '0000:0000:0000:0000'}")
@@ -156,7 +169,7 @@ def _write_nvidia(proc: Path, machine: Machine, version: str) -> None:
     proc.mkdir(parents=True)
     _write(proc / "version", f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}")
     for address, gpu in machine.gpus.items():
-        if gpu.vendor is not GpuVendor.NVIDIA:
+        if gpu.vendor is not GpuVendor.NVIDIA or gpu.minor is None:
             continue
         place = proc / "gpus" / address
         place.mkdir(parents=True)

@@ -10,6 +10,8 @@
  *   fail FUNCTION CODE [ADDRESS]          the function returns CODE (for that GPU)
  *   hang FUNCTION [ADDRESS]
  *   crash FUNCTION [ADDRESS]
+ *   xid ADDRESS NUMBER                    an event of that GPU, once for each line; the file is read again while it is
+ *                                         waited for events, so that lines may be added, and rules come and go
  *
  * -DOLD_DRIVER leaves out what drivers did not have before MIG. Signatures and structures are those of
  * NVIDIA's documented interface; the numbers are its return values.
@@ -41,6 +43,9 @@ static unsigned gpu_count, rule_count;
 static struct rule rules[MOST_RULES];
 static char driver[80];
 static int ready;
+struct event { void *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; };
+static struct event events[MOST_RULES];
+static unsigned event_count;
 
 static struct gpu *find(const char *address) {
     unsigned d1, b1, s1, f1, d2, b2, s2, f2;
@@ -77,6 +82,12 @@ static void read_line(char *line) {
     if (sscanf(line, "link %31s %31s", address, peer) == 2) {
         gpu = find(address);
         if (gpu && gpu->link_count < MOST_LINKS) strcpy(gpu->links[gpu->link_count++], peer);
+        return;
+    }
+    unsigned xid;
+    if (sscanf(line, "xid %31s %u", address, &xid) == 2) {
+        gpu = find(address);
+        if (gpu && event_count < MOST_RULES) events[event_count++] = (struct event){.device = gpu, .type = 8, .data = xid};
         return;
     }
     if (rule_count < MOST_RULES && (sscanf(line, "fail %63s %d %31s", rule.function, &rule.code, rule.address) >= 2)) {
@@ -120,15 +131,20 @@ static int copy(char *out, unsigned size, const char *text) {
     return OK;
 }
 
-int nvmlInit_v2(void) {
+static int read_facts(void) {
     const char *path = getenv("NVML_STUB_FACTS");
     FILE *file = path ? fopen(path, "r") : NULL;
     char line[512];
     if (!file) return NO_DRIVER;
-    gpu_count = rule_count = 0;
+    gpu_count = rule_count = event_count = 0;
     memset(gpus, 0, sizeof gpus);
     while (fgets(line, sizeof line, file)) read_line(line);
     fclose(file);
+    return OK;
+}
+
+int nvmlInit_v2(void) {
+    if (read_facts() != OK) return NO_DRIVER;
     fputs("a library that writes to standard output", stdout); /* no line end: it would spoil the next line */
     fflush(stdout);
     RULED(NULL);
@@ -216,5 +232,32 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(struct gpu *gpu, unsigned link, struct p
     snprintf(out->bus_id, sizeof out->bus_id, "%08X:%02X:%02X.%X", domain, bus, device, function);
     snprintf(out->legacy, sizeof out->legacy, "%04X:%02X:%02X.%X", domain & 0xffff, bus & 0xff, device & 0x1f, function & 7);
     return OK;
+}
+#endif
+
+enum { TIMED_OUT = 10 };
+
+int nvmlEventSetCreate(void **set) { RULED(NULL); *set = events; return OK; }
+int nvmlEventSetFree(void *set) { (void)set; RULED(NULL); return OK; }
+int nvmlDeviceRegisterEvents(struct gpu *gpu, unsigned long long types, void *set) {
+    RULED(gpu);
+    return types && set == events ? OK : INVALID;
+}
+
+#ifndef OLD_DRIVER
+/* The facts are looked at 20 times a second. GPUs keep their places as long as their lines do. */
+int nvmlEventSetWait_v2(void *set, struct event *event, unsigned milliseconds) {
+    static unsigned event_told;
+    if (set != events) return INVALID;
+    for (unsigned waited = 0;; waited += 50) {
+        if (read_facts() != OK) return NO_DRIVER;
+        RULED(NULL);
+        if (event_told < event_count) {
+            *event = events[event_told++];
+            return OK;
+        }
+        if (waited >= milliseconds) return TIMED_OUT;
+        usleep(50000);
+    }
 }
 #endif

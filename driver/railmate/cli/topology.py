@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 from pathlib import Path
 
 from railmate.cli.overrides import add_override_flags, override_from
+from railmate.cli.printable import printable
 from railmate.errors import UsageError
 from railmate.inventory.record import record
 from railmate.inventory.scan import scan
 from railmate.topology.analyze import analyze
-from railmate.topology.render.document import document
+from railmate.topology.render.document import document_text
 from railmate.topology.render.picture import picture
 from railmate.topology.render.table import table
 from railmate.topology.render.tree import tree
@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     inventory = scan(args.sysfs_root, proc_root)
     topology = analyze(inventory, override)
     for warning in inventory.warnings:
-        print(f"railmate topology: {warning}", file=sys.stderr)
+        print(f"railmate topology: {printable(warning)}", file=sys.stderr)
     if args.output == "json":
-        text = json.dumps(document(inventory, topology), indent=2) + "\n"
+        text = document_text(inventory, topology)
     elif args.output == "tree":
         # Piped output is cut nowhere: only a terminal has a width.
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         text = picture(inventory, topology)
     else:
         text = table(inventory, topology)
-    sys.stdout.write(text)
+    sys.stdout.write(text if args.output == "json" else printable(text))
     return 0
 
 

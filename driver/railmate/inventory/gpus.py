@@ -23,15 +23,19 @@ SHARED_NODES: Mapping[GpuVendor, tuple[str, ...]] = {
 
 _VGA, _3D, _DISPLAY, _ACCELERATOR, _COPROCESSOR = 0x0300, 0x0302, 0x0380, 0x1200, 0x0B40
 # Vendors of the GPUs that sit in GPU servers; everything else with a display class (a BMC's VGA, a
-# hypervisor's console) is no GPU. Values: our name, and the classes their GPUs come with.
+# hypervisor's console) is no GPU. Values: our name, and the classes their GPUs come with. Intel's accelerators
+# are processors' NPUs and FPGAs: its GPUs for servers are display controllers.
 _VENDORS: Mapping[int, tuple[GpuVendor, frozenset[int]]] = {
     0x10DE: (GpuVendor.NVIDIA, frozenset({_VGA, _3D})),
     0x1002: (GpuVendor.AMD, frozenset({_VGA, _3D, _DISPLAY, _ACCELERATOR})),
-    0x8086: (GpuVendor.INTEL, frozenset({_VGA, _DISPLAY, _ACCELERATOR})),
+    0x8086: (GpuVendor.INTEL, frozenset({_VGA, _DISPLAY})),
     0x1D94: (GpuVendor.OTHER, frozenset({_3D, _DISPLAY, _ACCELERATOR, _COPROCESSOR})),  # Hygon
     0x1DA3: (GpuVendor.OTHER, frozenset({_ACCELERATOR})),  # Habana
     0x1BCF: (GpuVendor.OTHER, frozenset({_COPROCESSOR})),  # NEC Vector Engine
 }
+# AMD's graphics in a processor have device ids from here, cards none (libdrm, data/amdgpu.ids). MI300A, which is
+# a processor too, has its ids among the accelerators'.
+_AMD_IN_PROCESSORS = range(0x1100, 0x2000)
 # NVIDIA's device ids are handed out a chip at a time (pci.ids); the first and last id of each range.
 _NVIDIA_ARCHITECTURES = (
     (0x15F0, 0x15FF, "Pascal"),
@@ -57,6 +61,8 @@ def vendor_of(function: PciFunction) -> GpuVendor | None:
         return None
     if vendor is GpuVendor.INTEL and function.address.endswith(":00:02.0"):
         return None  # the processor's own graphics has that place on every Intel platform
+    if vendor is GpuVendor.AMD and function.device in _AMD_IN_PROCESSORS:
+        return None
     return vendor
 
 

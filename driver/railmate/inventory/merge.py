@@ -10,7 +10,7 @@ from collections.abc import Set
 from dataclasses import replace
 
 from railmate.inventory.address import order
-from railmate.inventory.model import Gpu, Inventory, PciFunction
+from railmate.inventory.model import Gpu, GpuVendor, Inventory, PciFunction
 
 _GPU_FACTS = ("uuid", "product", "architecture", "driver_version", "memory_bytes")
 
@@ -50,6 +50,9 @@ def _with_facts(old: Gpu | None, new: Gpu) -> Gpu:
     if old is None or (old.uuid and new.uuid and old.uuid != new.uuid):
         return new  # another GPU sits in this place now
     missing = [name for name in _GPU_FACTS if getattr(new, name) is None]
+    if new.vendor is GpuVendor.NVIDIA and new.compute_capability is None:
+        # NVML says that of every GPU it can be asked about, so it was silent: a GPU in parts is not whole for that
+        missing += ["partition_mode", "partitions", "compute_capability"]
     return replace(new, **{name: getattr(old, name) for name in missing})
 
 

@@ -43,6 +43,7 @@ class RdmaDevice:
     uverbs: tuple[str, ...] = ()
     umad: tuple[str, ...] = ()
     issm: tuple[str, ...] = ()
+    soft: str | None = None  # link type ("rxe", "siw") of a device made in software over a netdev
 
     @property
     def char_devices(self) -> tuple[str, ...]:
@@ -185,4 +186,5 @@ class Inventory:
     gpus: tuple[Gpu, ...] = ()
     nics: tuple[Nic, ...] = ()
     bonds: tuple[Bond, ...] = ()
+    rdma_netns_mode: str | None = None  # "shared" or "exclusive"; None: no RDMA, or unknown
     warnings: tuple[str, ...] = ()

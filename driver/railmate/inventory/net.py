@@ -75,9 +75,20 @@ def names_of(functions: Iterable[PciFunction]) -> dict[str, str]:
 
 
 def netdev_of(sysfs_root: Path, address: str) -> str | None:
-    """The name of the function's netdev in this network namespace at this moment, None when it has none here."""
+    """The name of the function's netdev in this network namespace at this moment, None when it has none here.
+
+    Representors of its VFs are not its own.
+    """
+    directory = f"{sysfs_root}/bus/pci/devices/{address}/net"
     try:
-        names = sorted(os.listdir(f"{sysfs_root}/bus/pci/devices/{address}/net"))
+        names = sorted(os.listdir(directory))
     except OSError:
         return None  # the directory goes with the last netdev
-    return names[0] if names else None
+    if len(names) < 2:
+        return names[0] if names else None
+    return next((name for name in names if not _is_representor(f"{directory}/{name}")), None)
+
+
+def _is_representor(directory: str) -> bool:
+    name = Reader().word(f"{directory}/phys_port_name", optional=True)
+    return Netdev("", port_name=name).is_representor

@@ -108,6 +108,7 @@ def _read(
         hexadecimal(attribute, 16) if attribute in entries else None
         for attribute in ("subsystem_vendor", "subsystem_device")
     ]
+    subsystem_ids = [0 if None in subsystem else one or 0 for one in subsystem]  # half of it is no id
     numa_node = None
     if "numa_node" in entries:
         numa_node = reader.number(f"{directory}/numa_node", among=range(-1, 1 << 16))
@@ -121,8 +122,8 @@ def _read(
         class_code=class_code,
         vendor=vendor,
         device=device,
-        subsystem_vendor=subsystem[0] or 0,
-        subsystem_device=subsystem[1] or 0,
+        subsystem_vendor=subsystem_ids[0],
+        subsystem_device=subsystem_ids[1],
         subsystem_known=None not in subsystem,
         numa_node=numa_node,
         iommu_group=_iommu_group(directory, entries, reader),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from railmate.inventory.address import is_address
 from railmate.inventory.model import RdmaDevice
@@ -100,6 +100,7 @@ def class_devices(
             reader.warn(directory, "leads nowhere; left out")
             continue
         owner, subfunction = _by_path(directory, addresses)
+        soft = _soft_type(directory, reader)
         if owner is None:
             owner = _by_netdev(directory, netdevs, reader)
         if owner is None:
@@ -108,7 +109,8 @@ def class_devices(
             owner = netdevs.get(asked.get(name, ""))
         if owner is not None:
             verbs, mad = (nodes.get(g, {}).get(name, ()) for g in ("infiniband_verbs", "infiniband_mad"))
-            found.append(ClassDevice(owner, subfunction, read_device(directory, name, verbs, mad, reader)))
+            device = replace(read_device(directory, name, verbs, mad, reader), soft=soft)
+            found.append(ClassDevice(owner, subfunction, device))
     return found
 
 
@@ -130,6 +132,14 @@ def _by_path(directory: str, addresses: Mapping[str, object]) -> tuple[str | Non
 def is_subfunction(entry: str) -> bool:
     """Whether an entry of a function's directory is a subfunction's auxiliary device (``mlx5_core.sf.4``)."""
     return re.fullmatch(r"\w+\.sf\.[0-9]+", entry) is not None
+
+
+def _soft_type(directory: str, reader: Reader) -> str | None:
+    """The link type of a device made in software: soft iWARP is an RNIC, soft RoCE a channel adapter."""
+    if "/devices/virtual/" not in os.path.realpath(directory):
+        return None
+    kind = reader.word(f"{directory}/node_type", optional=True) or ""
+    return "siw" if kind.startswith("4") else "rxe"
 
 
 def _by_netdev(directory: str, netdevs: Mapping[str, str], reader: Reader) -> str | None:

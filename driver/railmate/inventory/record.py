@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from railmate.inventory.address import is_address, is_host_bridge, order
+from railmate.inventory.address import card, is_address, is_host_bridge, order
 from railmate.inventory.model import Gpu, GpuVendor, Inventory, PciFunction
 from railmate.inventory.reader import Reader
 from railmate.inventory.scan import scan
@@ -33,6 +33,9 @@ _USUAL_RDMA = re.compile(
     rf"(roce|ib|iw|rdma|opa){_PLACE}"
     rf"|(mlx[45]_|mlx5_bond_|bnxt_re|irdma|efa_|hfi1_|hns_|erdma_|mana_|rdma|rxe|siw|ib){_COUNTED}"
 )
+# phys_port_name as devlink makes it: port, PF, VF, subfunction, of a controller (c1pf0sf88) or split (p1s0)
+_USUAL_PORT = re.compile(r"(c\d{1,3})?(p\d{1,3}(s\d{1,3})?|pf\d{1,3}((vf|sf)\d{1,5})?)")
+_INFINIBAND_CLASS = 0x0207
 _PRODUCT_FILES = ("sys_vendor", "product_name")
 _MANAGEMENT = b"SW_MNG"
 _MANAGEMENT_WORD = "vpd.VU=SMDL=SW_MNG"
@@ -67,6 +70,9 @@ class _Recording:
         self._identifier, self._component = _StandIns("identifier"), _StandIns("component")
         self._ordinals = {gpu.address: (place, gpu) for place, gpu in enumerate(inventory.gpus)}
         self._vf_indices = {nic.address: nic.vf_index for nic in inventory.nics}
+        self._bonds = {address: bond for bond in inventory.bonds for address in bond.functions}
+        self._bond, self._card = _StandIns("bond"), _StandIns("card")
+        self._split_cards = _split_cards(inventory)
 
     def text(self) -> str:
         import yaml  # 20 ms, and only this command needs it
@@ -167,7 +173,13 @@ class _Recording:
         yield f"{function.class_code:06x}"
         yield _model(function)
         subsystem = (function.subsystem_vendor, function.subsystem_device)
-        yield f"{subsystem[0]:04x}:{subsystem[1]:04x}" if any(subsystem) else "-"
+        yield (
+            f"{subsystem[0]:04x}:{subsystem[1]:04x}"
+            if any(subsystem)
+            else "-"
+            if function.subsystem_known
+            else "?"
+        )
         names = [self._rdma(device.name) for device in function.rdma_devices]
         if function.has_rdma and not names:  # it is in another network namespace just now
             names = [self._rdma(f"away/{function.address}")]
@@ -182,12 +194,28 @@ class _Recording:
             yield f"vf={self._vf_index(function)}"
         if _driver(function) != model.get("driver"):
             yield f"driver={_driver(function) or '-'}"
-        rate = _rate(function)
-        if rate is not None and rate != model.get("rate"):
-            yield f"rate={rate}"
+        if (names or function.netdevs) and _rate(function) != model.get("rate"):
+            yield f"rate={_rate(function) or '-'}"
+        yield from self._device_words(function)
         if function.address in self._ordinals:
             yield from self._gpu_words(*self._ordinals[function.address])
         yield from self._vpd_words(function)
+
+    def _device_words(self, function: PciFunction) -> Iterator[str]:
+        """What decides something of its first RDMA device and its netdevs, where it is not the usual."""
+        if function.rdma_devices:
+            first = function.rdma_devices[0]
+            usual_layer = "InfiniBand" if function.class_code >> 8 == _INFINIBAND_CLASS else "Ethernet"
+            if first.state != "ACTIVE":
+                yield f"state={first.state or '-'}"
+            if first.link_layer != usual_layer:
+                yield f"link={first.link_layer or '-'}"
+            if first.sys_image_guid in self._split_cards:
+                yield f"card={self._card(first.sys_image_guid or '')}"
+        if function.address in self._bonds:
+            yield f"bond={self._bond(self._bonds[function.address].name)}"
+        if any(netdev.port_name for netdev in function.netdevs):
+            yield f"port={','.join(_port(netdev.port_name) for netdev in function.netdevs)}"
 
     def _vf_index(self, function: PciFunction) -> int:
         index = self._vf_indices.get(function.address)
@@ -198,8 +226,13 @@ class _Recording:
 
     @staticmethod
     def _gpu_words(ordinal: int, gpu: Gpu) -> Iterator[str]:
-        if gpu.vendor is GpuVendor.NVIDIA and gpu.index is not None and gpu.index != ordinal:
-            yield f"minor={gpu.index}"
+        if gpu.vendor is GpuVendor.NVIDIA:
+            if gpu.index != ordinal:
+                yield f"minor={'-' if gpu.index is None else gpu.index}"
+            return
+        nodes = [node.removeprefix("dri/") for node in gpu.device_nodes if node.startswith("dri/")]
+        if nodes != [f"renderD{128 + ordinal}", f"card{ordinal}"]:
+            yield f"drm={','.join(nodes) or '-'}"
 
     def _vpd_words(self, function: PciFunction) -> Iterator[str]:
         """What decides something, and nothing else: vital product data hold serial and part numbers."""
@@ -210,6 +243,22 @@ class _Recording:
             yield f"vpd.{_VPD_IDENTIFIER}={self._identifier(identifier)}"
         if _MANAGEMENT in function.vpd:
             yield _MANAGEMENT_WORD
+        elif not function.subsystem_known and any(keyword(function.vpd, name) for name in ("PN", "SN")):
+            yield "vpd.PN=part"  # that it has one tells it from NVSwitch management
+
+
+def _split_cards(inventory: Inventory) -> frozenset[str]:
+    """System image GUIDs that several PCI devices have."""
+    held: dict[str, set[str]] = {}
+    for nic in inventory.nics:
+        for device in nic.function.rdma_devices:
+            if device.sys_image_guid is not None and not nic.is_vf:
+                held.setdefault(device.sys_image_guid, set()).add(card(nic.address))
+    return frozenset(guid for guid, cards in held.items() if len(cards) > 1)
+
+
+def _port(name: str | None) -> str:
+    return name if name and _USUAL_PORT.fullmatch(name) else "-"
 
 
 _LONG = re.compile(r"[0-9a-fA-F]{8}-|[^\w:.-]")  # VMBus devices are named by GUIDs

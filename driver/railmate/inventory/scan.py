@@ -62,6 +62,7 @@ def scan(
             if _is_nic(function)
         ),
         bonds=find_bonds(functions, sysfs),
+        rdma_netns_mode=_rdma_netns_mode(sysfs, functions),
         warnings=reader.warnings,
     )
 
@@ -111,6 +112,15 @@ def _ask_kernel(sysfs: str, reader: Reader) -> dict[str, str]:
     except OSError as error:
         reader.warn("RDMA netlink", f"cannot be asked which netdevs RDMA devices run over ({error.strerror})")
         return {}
+
+
+def _rdma_netns_mode(sysfs: str, functions: dict[str, PciFunction]) -> str | None:
+    """Asked only where it matters: without RDMA devices here the question itself could load a kernel module."""
+    if sysfs != LIVE_SYSFS or not any(function.has_rdma for function in functions.values()):
+        return None
+    from railmate.inventory import rdmanetlink
+
+    return rdmanetlink.netns_mode()
 
 
 def _drop_lost_relations(functions: dict[str, PciFunction], sysfs: str, reader: Reader) -> None:

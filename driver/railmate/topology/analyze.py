@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TypeVar
 
 from railmate.inventory.address import card, order
-from railmate.inventory.model import Inventory, PciFunction
-from railmate.topology import roles as role_rules
-from railmate.topology.datadirect import dma_functions
-from railmate.topology.distance import ORDER, distance, worst
-from railmate.topology.machineclass import classify
+from railmate.inventory.cards import cards
+from railmate.inventory.model import Inventory
+from railmate.topology.distance import ORDER, bridges_between, distance, worst
 from railmate.topology.matching import groups, match
 from railmate.topology.model import Distance, GpuNicPath, MachineClass, Pair, Role, Source, Topology
 from railmate.topology.nccl import NcclTree
 from railmate.topology.notes import Knowledge, explain
-from railmate.topology.override import NOTHING, fit
-from railmate.topology.rolenotes import explain_roles, explain_unknown
-from railmate.topology.switches import Switches, common, meeting_switch
-from railmate.topology.tree import place
+from railmate.topology.rails import rail_ordinals
+from railmate.topology.rolenotes import explain_beside, explain_roles, explain_unknown
+from railmate.topology.survey import Survey
+from railmate.topology.switches import common, meeting_switch
 from railmate_api.override import TopologyOverride
 
-Value = TypeVar("Value")
+_MORE_THAN_BRIDGES = 1 << 10  # between two devices; a path has some ten
 _WEAKEST_FIRST = (Source.NUMA, Source.OVERRIDE, Source.DATA_DIRECT, Source.SYSFS)
 
 
@@ -35,90 +32,12 @@ def analyze(inventory: Inventory, override: TopologyOverride | None = None) -> T
     return _Analysis(inventory, override).topology()
 
 
-class _Analysis:
+class _Analysis(Survey):
     def __init__(self, inventory: Inventory, override: TopologyOverride | None) -> None:
-        self.functions = inventory.functions
-        self.places = {address: place(function) for address, function in self.functions.items()}
-        self.tree = Switches(self.functions, self.places)
+        super().__init__(inventory, override)
         self.nccl = NcclTree(self.functions)
-        self.gpus = [gpu.function for gpu in inventory.gpus]
-        self.nics = [nic.function for nic in inventory.nics if not nic.is_vf]
-        self.vfs = {
-            nic.address: nic.function.physical_function
-            for nic in inventory.nics
-            if nic.function.physical_function is not None
-        }
-        self.override = override
-        self.stated = NOTHING if override is None else fit(override, inventory)
-        self.dma = self._useful_dma_functions()
-
-    def _useful_dma_functions(self) -> Mapping[str, str]:
-        """A DMA function counts where it shares a host bridge with a GPU."""
-        gpu_bridges = {self.places[gpu.address].host_bridge for gpu in self.gpus}
-        tied = dma_functions(self.functions.values())
-        return {nic: dma for nic, dma in tied.items() if self.places[dma].host_bridge in gpu_bridges}
-
-    @cached_property
-    def seen_chains(self) -> Mapping[str, tuple[str, ...]]:
-        """The switches above each function as sysfs has them; a NIC with a DMA function is where that is."""
-        return {a: self.tree.above(self.places[self.dma.get(a, a)]) for a in self.functions}
-
-    @cached_property
-    def chains(self) -> Mapping[str, tuple[str, ...]]:
-        return {**self.seen_chains, **self.stated.chains}
-
-    @cached_property
-    def gpu_switches(self) -> frozenset[str]:
-        return frozenset(switch for gpu in self.gpus for switch in self.chains[gpu.address])
-
-    @cached_property
-    def candidates(self) -> list[PciFunction]:
-        """NICs that could be rails."""
-        stated = self.stated.roles
-        return [
-            nic
-            for nic in self.nics
-            if (stated[nic.address] is Role.RAIL if nic.address in stated else role_rules.can_be_rail(nic))
-        ]
-
-    def shared(self, chains: Mapping[str, tuple[str, ...]]) -> list[str]:
-        """Switches that have a GPU and a NIC which could be a rail below them."""
-        above_gpus = {switch for gpu in self.gpus for switch in chains[gpu.address]}
-        return sorted({s for nic in self.candidates for s in chains[nic.address] if s in above_gpus})
-
-    @cached_property
-    def shared_switches(self) -> list[str]:
-        return self.shared(self.chains)
-
-    @cached_property
-    def machine_class(self) -> MachineClass:
-        """Of the machine itself: an override adds knowledge and makes no other machine of it."""
-        return classify(
-            self.gpus,
-            self.candidates,
-            self.functions,
-            self.places,
-            self.shared(self.seen_chains),
-            has_data_direct=bool(self.dma),
-        )
-
-    @cached_property
-    def roles(self) -> Mapping[str, Role]:
-        drives = role_rules.drives_by_switch(self.functions.values(), self.chains)
-        nics = [nic for nic in self.nics if nic.address not in self.stated.roles]
-        trust_rates = self.machine_class is not MachineClass.VIRTUAL
-        if self.shared_switches and not self.dma:
-            gpu_chains = {gpu.address: self.chains[gpu.address] for gpu in self.gpus}
-            found = role_rules.roles_by_switch(nics, gpu_chains, self.chains, drives, trust_rates)
-        else:
-            # beside drives and no GPU an RDMA NIC serves the drives
-            storage = frozenset(drives) - self.gpu_switches
-            found = role_rules.roles_without_switch(nics, self.chains, storage, trust_rates)
-        return self._with_vfs({nic.address: {**found, **self.stated.roles}[nic.address] for nic in self.nics})
-
-    @cached_property
-    def rails(self) -> list[PciFunction]:
-        return [nic for nic in self.nics if self.roles[nic.address] is Role.RAIL]
+        # ports of a card, halves of a socket-direct card, members of a bond: each one way out of the node
+        self.joined = (*cards(inventory.nics), *(bond.functions for bond in inventory.bonds))
 
     @cached_property
     def cards(self) -> Mapping[str, list[str]]:
@@ -130,20 +49,9 @@ class _Analysis:
                 result.setdefault(card(nic.address), []).append(nic.address)
         return result
 
-    def numa_node(self, address: str) -> int | None:
-        if address in self.stated.numa_nodes:
-            return self.stated.numa_nodes[address]
-        return self.functions[address].numa_node
-
     @cached_property
     def depth(self) -> int:
         return max((len(self.chains[gpu.address]) for gpu in self.gpus), default=0)
-
-    def _with_vfs(self, by_address: Mapping[str, Value]) -> dict[str, Value]:
-        """VFs have what their PF has."""
-        result = dict(by_address)
-        result.update((vf, by_address[pf]) for vf, pf in self.vfs.items() if pf in by_address)
-        return result
 
     def path(self, gpu: str, nic: str) -> GpuNicPath:
         switches = common((self.chains[gpu], self.chains[nic]))
@@ -194,20 +102,29 @@ class _Analysis:
         return distance(self.places[gpu], self.places[self.dma[nic]], None, None)
 
     def closeness(self, gpu: str, card_address: str) -> int:
-        """Cost of a GPU and a card: the deeper their nearest common switch the nearer, then the class."""
+        """Cost of a GPU and a card: the deeper their nearest common switch the nearer, then the class, then
+        the number of bridges between them.
+
+        That last one tells apart the NICs of a chip which shows as two levels: on DGX A100 two GPUs and two
+        NICs share each chip, and one GPU and one NIC of them its lower level.
+        """
         nic = self.cards[card_address][0]
-        depth = len(common((self.chains[gpu], self.chains[nic])))
-        return (self.depth - depth) * len(Distance) + ORDER[self.data_distance(gpu, nic)]
+        shared = common((self.chains[gpu], self.chains[nic]))
+        near = (self.depth - len(shared)) * len(Distance) + ORDER[self.data_distance(gpu, nic)]
+        between = 0
+        if shared and not self.is_overridden(gpu, nic):
+            between = bridges_between(self.places[gpu], self.places[self.dma.get(nic, nic)])
+        return near * _MORE_THAN_BRIDGES + between
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
-        """Nearest knowledge first; on a machine whose switches are known nothing else makes a pair."""
+        """By switch first. What that leaves is matched over the whole node where no switch is known at all, and
+        where some are, only within a host bridge or NUMA node: a rail whose GPU is lost is no other socket's."""
         gpus, cards = [gpu.address for gpu in self.gpus], list(self.cards)
         stated = [self._pair(*pair, Source.OVERRIDE) for pair in self.stated.pairs]
         gpus = [gpu for gpu in gpus if not any(gpu in pair.gpus for pair in stated)]
-        stages: list[Callable[[str, str], bool]] = [self._share_switch]
-        if not self.shared_switches or self.dma:
-            stages += [self._share_numa_node, lambda _gpu, _card: True]
+        rest: Callable[[str, str], bool] = self._are_near if self.by_switch else lambda _gpu, _card: True
+        stages: list[Callable[[str, str], bool]] = [self._share_switch, rest]
         pairs = stated
         for near in stages:
             for some_gpus, some_cards in groups(gpus, cards, near):
@@ -222,7 +139,7 @@ class _Analysis:
         nic = self.cards[card_address][0]
         return self.shares_dma(gpu, nic) or bool(common((self.chains[gpu], self.chains[nic])))
 
-    def _share_numa_node(self, gpu: str, card_address: str) -> bool:
+    def _are_near(self, gpu: str, card_address: str) -> bool:
         return self.distance(gpu, self.cards[card_address][0]) is not Distance.SYS
 
     def _pair(self, gpus: tuple[str, ...], nics: tuple[str, ...], source: Source | None = None) -> Pair:
@@ -241,22 +158,20 @@ class _Analysis:
         )
 
     def rail_ordinals(self) -> dict[str, int]:
-        cards: dict[str, int] = {}
-        for nic in self.rails:
-            cards.setdefault(card(nic.address), len(cards))
-        ordinals = {nic.address: cards[card(nic.address)] for nic in self.rails}
+        ordinals = rail_ordinals([nic.address for nic in self.rails], self.joined)
         stated = {a: rail for a, rail in self.stated.rails.items() if a not in self.roles or a in ordinals}
         ordinals.update(stated)
         for pair in self.pairs:
             ordinals.update((gpu, ordinals[pair.nics[0]]) for gpu in pair.gpus if gpu not in stated)
-        return self._with_vfs(ordinals)
+        return self.with_vfs(ordinals)
 
     def role_notes(self) -> tuple[str, ...]:
         nics = [nic for nic in self.nics if nic.address not in self.stated.roles]
         unknown = explain_unknown(nics)
-        if not self.shared_switches or self.dma:
-            return unknown
         gpus = [gpu.address for gpu in self.gpus]
+        if not self.by_switch:
+            beside = [] if self.by_data_direct or not self.rails else nics
+            return (*explain_beside(gpus, beside, self.roles, self.chains), *unknown)
         return (*explain_roles(gpus, nics, self.roles, self.pairs, self.chains), *unknown)
 
     def lost_rails(self) -> list[str]:
@@ -276,7 +191,7 @@ class _Analysis:
             switch = meeting_switch(self.chains[function.address], self.gpu_switches, above_rails)
             if switch is not None:
                 result[function.address] = switch
-        return self._with_vfs(result)
+        return self.with_vfs(result)
 
     def device_sources(self) -> dict[str, Source]:
         """Where a device's place is from: its pcieSwitch, or that it has none."""
@@ -291,7 +206,7 @@ class _Analysis:
                 result[address] = Source.DATA_DIRECT
             else:
                 result[address] = Source.SYSFS if address in self.device_switches else knows
-        return self._with_vfs(result)
+        return self.with_vfs(result)
 
     @cached_property
     def paths(self) -> tuple[GpuNicPath, ...]:
@@ -306,8 +221,8 @@ class _Analysis:
             rails=tuple(nic.address for nic in self.rails),
             pairs=self.pairs,
             numa_known=any(gpu.address in nodes for gpu in self.gpus),
-            shared_switches=bool(self.shared_switches),
-            data_direct=bool(self.dma),
+            shared_switches=bool(self.shared(self.chains, self.leading)),
+            data_direct=self.by_data_direct,
             stated_switches=len({switch for chain in self.stated.chains.values() for switch in chain}),
         )
         return Topology(
@@ -318,6 +233,6 @@ class _Analysis:
             switches=self.device_switches,
             rails=self.rail_ordinals(),
             sources=self.device_sources(),
-            numa_nodes=self._with_vfs(nodes),
+            numa_nodes=self.with_vfs(nodes),
             notes=(*explain(knowledge), *self.role_notes(), *self.stated.notes, *self.lost_rails()),
         )

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from railmate.inventory.model import PciFunction
 from railmate.inventory.vpd import keyword
-from railmate.topology.roles import DATA_DIRECT, model
+from railmate.topology.nickinds import DATA_DIRECT, model
+from railmate.topology.tree import Place
 
 _IDENTIFIER = "V3"
 
@@ -30,3 +31,12 @@ def dma_functions(functions: Iterable[PciFunction]) -> Mapping[str, str]:
         if len(dma.get(identifier, ())) == 1
         for nic in addresses
     }
+
+
+def useful_dma_functions(
+    functions: Mapping[str, PciFunction], places: Mapping[str, Place], gpus: Iterable[str]
+) -> Mapping[str, str]:
+    """Those that tell something: on a host bridge that a GPU is on too."""
+    gpu_bridges = {places[gpu].host_bridge for gpu in gpus}
+    tied = dma_functions(functions.values())
+    return {nic: dma for nic, dma in tied.items() if places[dma].host_bridge in gpu_bridges}

@@ -21,11 +21,17 @@ def distance(first: Place, second: Place, first_numa: int | None, second_numa: i
         common = common_prefix(first.bridges, second.bridges)
         if common == 0:
             return Distance.PHB
-        between = len(first.bridges) + len(second.bridges) - 2 * common
+        between = bridges_between(first, second)
         return Distance.PIX if between <= _BRIDGES_OF_ONE_SWITCH else Distance.PXB
     if first_numa is not None and first_numa == second_numa:
         return Distance.NODE
     return Distance.SYS  # also where a NUMA node is unknown, as nvidia-smi does
+
+
+def bridges_between(first: Place, second: Place) -> int:
+    """How many bridges are below the nearest that both have above them."""
+    common = common_prefix(first.bridges, second.bridges)
+    return len(first.bridges) + len(second.bridges) - 2 * common
 
 
 def worst(distances: Iterable[Distance]) -> Distance:

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from railmate.inventory.model import PciFunction
 from railmate.topology.model import MachineClass
+from railmate.topology.switches import common
 from railmate.topology.tree import Place
 
 _HYPERVISOR_BRIDGES = {0x1B36, 0x15AD, 0x1414}  # vendors Red Hat (QEMU), VMware, Microsoft
 _HYPERVISOR_SWITCHES = {(0x104C, 0x8232), (0x104C, 0x8233)}  # TI XIO3130, the switch QEMU imitates
+_VMBUS = ("VMBUS:", "MSFT1000:")  # ACPI devices of Hyper-V's bus
 _QEMU_SUBSYSTEM = (0x1AF4, 0x1100)  # QEMU's default on whatever it emulates
 _DATA_DIRECT_GPUS = {(0x10DE, 0x2941), (0x10DE, 0x31C2)}  # GB200, GB300
 
@@ -27,13 +29,12 @@ def classify(
         return MachineClass.DATA_DIRECT
     shared = [functions.get(switch) for switch in shared_switches]
     if shared:
-        invented = all(one is not None and (one.vendor, one.device) in _HYPERVISOR_SWITCHES for one in shared)
-        return MachineClass.VIRTUAL if invented else MachineClass.SWITCHED
+        return MachineClass.VIRTUAL if all(map(_is_made_up, shared)) else MachineClass.SWITCHED
     if any((gpu.vendor, gpu.device) in _DATA_DIRECT_GPUS for gpu in gpus):
         return MachineClass.DATA_DIRECT
     if not gpus or not nics:
         return MachineClass.FLAT
-    if _is_guest(gpus, functions, places):
+    if is_guest(gpus, functions, places):
         return MachineClass.VIRTUAL
     if any(places[one.address].bridges for one in (*gpus, *nics)):
         return MachineClass.FLAT
@@ -45,15 +46,35 @@ def classify(
     return MachineClass.VIRTUAL
 
 
-def _is_guest(
+def switch_of_everything(
+    gpus: Sequence[str],
+    nics: Sequence[str],
+    chains: Mapping[str, tuple[str, ...]],
+    functions: Mapping[str, PciFunction],
+) -> str | None:
+    """A switch that a hypervisor made up and hung all GPUs and RDMA NICs below: it tells nothing of what is near.
+
+    With one GPU or one NIC there is nothing to tell apart.
+    """
+    if min(len(gpus), len(nics)) <= 1:
+        return None
+    shared = common(chains[address] for address in (*gpus, *nics))
+    return next((switch for switch in shared if _is_made_up(functions.get(switch))), None)
+
+
+def _is_made_up(switch: PciFunction | None) -> bool:
+    return switch is not None and (switch.vendor, switch.device) in _HYPERVISOR_SWITCHES
+
+
+def is_guest(
     gpus: Sequence[PciFunction], functions: Mapping[str, PciFunction], places: Mapping[str, Place]
 ) -> bool:
     """Marks that only a hypervisor leaves. A link speed of 2.5 GT/s is one too, but not needed."""
-    if any(part.startswith("VMBUS") for gpu in gpus for part in gpu.path):
+    if any(part.startswith(_VMBUS) for gpu in gpus for part in gpu.path):
         return True
     for gpu in gpus:
         for bridge in places[gpu.address].bridges:
             function = functions.get(bridge)
-            if function is not None and function.vendor in _HYPERVISOR_BRIDGES:
+            if _is_made_up(function) or (function is not None and function.vendor in _HYPERVISOR_BRIDGES):
                 return True
     return any((one.subsystem_vendor, one.subsystem_device) == _QEMU_SUBSYSTEM for one in functions.values())

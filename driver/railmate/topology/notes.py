@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from railmate.topology.model import MachineClass, Pair, Source
+from railmate.topology.model import Distance, MachineClass, Pair, Source
 
 _SHOWN: Mapping[MachineClass, str] = {
     MachineClass.INTEGRATED: "GPUs and NICs are endpoints of shared host bridges and no PCIe switch is visible",
-    MachineClass.FLAT: "no GPU shares a PCIe switch with an RDMA NIC",
+    MachineClass.FLAT: "no GPU shares a PCIe switch with a NIC that could be its rail",
     MachineClass.VIRTUAL: "the hypervisor's PCIe tree says nothing about switches",
     MachineClass.DATA_DIRECT: (
         "GPUs and NICs never share a PCIe switch here and no data-direct function was found beside a GPU"
@@ -53,7 +53,11 @@ def explain(knowledge: Knowledge) -> tuple[str, ...]:
         return ("No NIC was found that could be a GPU's rail.",)
     notes = [*_class(knowledge)]
     if not knowledge.shared_switches and not knowledge.numa_known:
-        notes.append("The kernel knows no NUMA node of any GPU, so pairs follow PCI order only.")
+        notes.append(
+            "The kernel knows no NUMA node of any GPU, so pairs are by host bridge where a GPU shares one with a "
+            "NIC, else by PCI order only."
+        )
+    notes += _without_nearness(knowledge)
     paired = {gpu for pair in knowledge.pairs for gpu in pair.gpus}
     what = "PCIe switch" if knowledge.shared_switches else "NUMA node"
     notes += [
@@ -62,6 +66,30 @@ def explain(knowledge: Knowledge) -> tuple[str, ...]:
         if gpu not in paired
     ]
     return tuple(notes)
+
+
+def _without_nearness(knowledge: Knowledge) -> list[str]:
+    """Pairs that are weaker than the machine's others."""
+    by_numa = [pair for pair in knowledge.pairs if pair.source is Source.NUMA]
+    if knowledge.shared_switches:
+        return [
+            f"{_named('GPU', pair.gpus)} and {_named('NIC', pair.nics)} share no PCIe switch; they are together by "
+            f"{'host bridge' if pair.distance is Distance.PHB else 'NUMA node'}."
+            for pair in by_numa
+        ]
+    far = [gpu for pair in by_numa if pair.distance is Distance.SYS for gpu in pair.gpus]
+    if not far or not knowledge.numa_known:
+        return []
+    return [
+        f"No NIC of its own NUMA node is left for each GPU: {_named('GPU', far)} share NICs evenly with the others "
+        "over the whole node (distance SYS)."
+        if len(far) > 1
+        else f"No NIC of its own NUMA node is left for GPU {far[0]} (distance SYS)."
+    ]
+
+
+def _named(what: str, addresses: Sequence[str]) -> str:
+    return f"{what}{'s' if len(addresses) > 1 else ''} {', '.join(addresses)}"
 
 
 def _class(knowledge: Knowledge) -> list[str]:

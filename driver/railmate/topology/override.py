@@ -10,7 +10,7 @@ from typing import TypeVar
 from railmate.inventory.address import card
 from railmate.inventory.model import Inventory, PciFunction
 from railmate.topology.model import Role
-from railmate.topology.roles import is_management, may_be_management
+from railmate.topology.nickinds import is_management, may_be_management
 from railmate_api.override import RoleRule, TopologyOverride
 
 Value = TypeVar("Value")

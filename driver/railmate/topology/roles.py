@@ -3,91 +3,61 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from railmate.inventory.address import card, order
 from railmate.inventory.model import PciFunction
-from railmate.inventory.vpd import keyword
 from railmate.topology.model import Role
+from railmate.topology.nickinds import Model, is_management, make, model, tier
+from railmate.topology.preference import (
+    better_kinds,
+    by_card,
+    cards_by_switch,
+    fast,
+    rates_of,
+    without_slow_extra,
+)
 
-_NVIDIA_NETWORKING = 0x15B3
-_NVSWITCH_MANAGEMENT_SUBSYSTEM = (0x15B3, 0x0087)
-_MANAGEMENT_VPD = b"SW_MNG"
-DATA_DIRECT = (0x15B3, 0x2100)
 _NVME_CLASS = 0x0108
-_CRAY = 0x17DB  # Slingshot: fabric NICs whose driver makes no RDMA device
-_ETHERNET_ONLY = {  # at most 50 Gbit/s, for the host's own network
-    (_NVIDIA_NETWORKING, 0x1015),  # ConnectX-4 Lx
-    (_NVIDIA_NETWORKING, 0x101F),  # ConnectX-6 Lx
-    (0x8086, 0x1599),  # Intel E810-XXV: backplane, QSFP, SFP
-    (0x8086, 0x159A),
-    (0x8086, 0x159B),
-}
-_DPUS = {(_NVIDIA_NETWORKING, device) for device in (0xA2D2, 0xA2D6, 0xA2DC)}  # BlueField 1 to 3
 _INFINIBAND = "InfiniBand"
-_ACTIVE = "ACTIVE"
 
-Model = tuple[int, int]
-
-
-def model(function: PciFunction) -> Model:
-    return function.vendor, function.device
-
-
-def is_management(function: PciFunction) -> bool:
-    """NVSwitch management: a NIC in looks, in fact the way to the switches of NVLink."""
-    subsystem = (function.subsystem_vendor, function.subsystem_device)
-    return subsystem == _NVSWITCH_MANAGEMENT_SUBSYSTEM or _MANAGEMENT_VPD in (function.vpd or b"")
-
-
-def may_be_management(function: PciFunction) -> bool:
-    """Whether it cannot be told from NVSwitch management: no subsystem ids, no vital product data instead."""
-    if function.subsystem_known or function.vendor != _NVIDIA_NETWORKING or is_management(function):
-        return False
-    return all(keyword(function.vpd or b"", name) is None for name in ("PN", "SN"))
-
-
-def is_rdma_nic(function: PciFunction) -> bool:
-    """Whether it does RDMA, or is Slingshot; a data-direct function is a part of a NIC."""
-    return (function.has_rdma or function.vendor == _CRAY) and model(function) != DATA_DIRECT
-
-
-def can_be_rail(function: PciFunction) -> bool:
-    return is_rdma_nic(function) and not is_management(function) and not may_be_management(function)
-
-
-def kind(function: PciFunction) -> str:
-    """For people: what sort of NIC this is."""
-    if model(function) in _DPUS:
-        return "BlueField"
-    return "Ethernet only" if model(function) in _ETHERNET_ONLY else "another model"
+Chains = Mapping[str, tuple[str, ...]]
 
 
 def roles_by_switch(
-    nics: Iterable[PciFunction],
-    gpu_chains: Mapping[str, tuple[str, ...]],
-    chains: Mapping[str, tuple[str, ...]],
+    possible: Sequence[PciFunction],
+    gpu_chains: Chains,
+    chains: Chains,
     drives: Mapping[str, int],
     trust_rates: bool,
-) -> dict[str, Role]:
-    """Roles where the machine has switches: a rail shares one with a GPU, or looks like those that do.
+    lost_gpu: Callable[[str, Iterable[str]], bool],
+    silent: Sequence[PciFunction] = (),
+) -> set[str]:
+    """The rails of a machine that has switches: a rail shares one with a GPU, or looks like those that do.
 
     Where a switch holds NICs of the model most rails have, another model beside it serves something
     else (Dell XE9680: a BlueField for north-south traffic beside GPU 4 and its rail). Alone on its
-    switch it is a rail only if it is the usual model's equal. ``drives``: NVMe drives by switch.
+    switch it is a rail only if it is the usual model's equal. ``possible``: NICs that can be rails;
+    ``drives``: NVMe drives by switch; ``lost_gpu``: whether a NIC has the empty place of a GPU beside
+    it, as one of the rails has its GPU; ``silent``: NICs that would tell more with their driver.
     """
-    nics = list(nics)
     gpu_switches = frozenset(switch for chain in gpu_chains.values() for switch in chain)
-    possible = [nic for nic in nics if can_be_rail(nic)]
-    rates = _rates(possible) if trust_rates else {}
-    nearest = {nic.address: _nearest(chains[nic.address], gpu_switches) for nic in possible}
+    rates = rates_of(possible) if trust_rates else {}
+    nearest = {nic.address: _nearest(chains[nic.address], gpu_switches) for nic in (*possible, *silent)}
     candidates = [nic for nic in possible if nearest[nic.address] is not None]
     by_switch: dict[str | None, list[PciFunction]] = {}
     for nic in candidates:
         by_switch.setdefault(nearest[nic.address], []).append(nic)
-    fitting = [nic for beside in by_switch.values() for nic in _best(beside, rates)]
+    gpus = Counter(switch for chain in gpu_chains.values() for switch in chain)
+    fitting = [
+        nic
+        for switch, beside in by_switch.items()
+        if switch is not None
+        for nic in fast(better_kinds(beside, gpus[switch], rates), rates)
+    ]
     usual = usual_model(fitting, rates)
-    seen = [nic for nic in candidates if model(nic) == usual]
+    seen = _usual_makes([nic for nic in candidates if model(nic) == usual], nearest)
+    if trust_rates:
+        seen = without_slow_extra(seen, nearest)
     usual_switches = {nearest[nic.address] for nic in seen}
     rails = {nic.address for nic in seen}
     if usual is not None:
@@ -98,24 +68,72 @@ def roles_by_switch(
         }
     flat_gpus = any(not chain for chain in gpu_chains.values())
     others = [nic for nic in possible if nearest[nic.address] is None]
-    rails |= _alike(others, seen, nearest, chains, drives, flat_gpus)
-    above_rails = {switch for address in rails for switch in chains[address]}
-    storage = frozenset(drives) - gpu_switches - above_rails
-    return {nic.address: _role(nic, rails, chains, storage) for nic in nics}
+    rails |= _alike(others, seen, nearest, chains, drives, flat_gpus, lost_gpu)
+    return rails | _stand_ins(silent, seen, nearest)
+
+
+def _stand_ins(
+    silent: Iterable[PciFunction], rails: Iterable[PciFunction], nearest: Mapping[str, str | None]
+) -> set[str]:
+    """NICs without their driver that are the rails' own card, where a switch has fewer of these than others.
+
+    A rail whose driver failed, or that a virtual machine has, still is its GPU's: without it the rails after
+    it would count anew, and on a switch of several GPUs two would have one NIC left between them.
+    """
+    rails = list(rails)
+    makes = {make(nic) for nic in rails}
+    cards = by_card(rails)
+    held, typical = cards_by_switch(cards.values(), nearest)
+    result = set()
+    for name, ports in by_card(silent).items():
+        switch = nearest[ports[0].address]
+        if (
+            name in cards
+            or make(ports[0]) not in makes
+            or switch is None
+            or held[switch] >= max(typical, default=0)
+        ):
+            continue
+        held[switch] += 1
+        result |= {port.address for port in ports}
+    return result
+
+
+def _usual_makes(nics: list[PciFunction], nearest: Mapping[str, str | None]) -> list[PciFunction]:
+    """Of NICs of one model those of the usual cards. A card of another make (subsystem) is a rail where it
+    stands in for a usual one, not where it comes on top: then it serves something else."""
+    cards = by_card(nics)
+    makes = Counter(make(held[0]) for held in cards.values())
+    if len(makes) < 2:
+        return nics
+    most = max(makes.values())
+    usual = {one for one, count in makes.items() if 2 * count > most}
+    held, typical = cards_by_switch((one for one in cards.values() if make(one[0]) in usual), nearest)
+    taken = []
+    for ports in cards.values():
+        switch = nearest[ports[0].address]
+        if make(ports[0]) not in usual:
+            if held[switch] >= max(typical, default=0):
+                continue
+            held[switch] += 1
+        taken += ports
+    return taken
 
 
 def _alike(
     nics: Iterable[PciFunction],
     rails: Iterable[PciFunction],
     nearest: Mapping[str, str | None],
-    chains: Mapping[str, tuple[str, ...]],
+    chains: Chains,
     drives: Mapping[str, int],
     flat_gpus: bool,
+    lost_gpu: Callable[[str, Iterable[str]], bool],
 ) -> set[str]:
     """NICs that no GPU shares a switch with and that are rails all the same: the GPU may be lost.
 
-    They are the same card as ``rails``, below a switch that has no more drives than a rail's may have
-    (more, and they serve the drives); without a switch only where GPUs have none either.
+    They are the same card as ``rails``. Below a switch, that has no more drives than a rail's may have
+    (more, and they serve the drives), or an empty port where a rail's has its GPU. Without a switch
+    only where GPUs have none either.
     """
     rails = list(rails)
     cards_of_rails = {make(nic) for nic in rails}
@@ -123,76 +141,50 @@ def _alike(
     result = set()
     for nic in nics:
         chain = chains[nic.address]
+        if make(nic) not in cards_of_rails or not (chain or flat_gpus):
+            continue
         beside = max((drives.get(switch, 0) for switch in chain), default=0)
-        if make(nic) in cards_of_rails and beside <= usual_drives and (chain or flat_gpus):
+        if beside <= usual_drives or lost_gpu(nic.address, (rail.address for rail in rails)):
             result.add(nic.address)
     return result
 
 
-def make(nic: PciFunction) -> tuple[int, int, int, int]:
-    """Model and subsystem: a machine's storage and north-south cards may be of the rails' chip."""
-    return nic.vendor, nic.device, nic.subsystem_vendor, nic.subsystem_device
-
-
-def _tier(one: Model) -> int:
-    """What serves as a rail only where there is nothing better comes last."""
-    return 0 if one in _ETHERNET_ONLY else 1 if one in _DPUS else 2
-
-
-def _rates(nics: Iterable[PciFunction]) -> dict[Model, int]:
-    """Gbit/s of each model's fastest link: a link that is down, or has a bad cable, tells less than it can do."""
-    rates: dict[Model, int] = {}
-    for nic in nics:
-        for device in nic.rdma_devices:
-            if device.rate and device.state in (None, _ACTIVE):
-                rates[model(nic)] = max(rates.get(model(nic), 0), device.rate)
-    return rates
-
-
-def _best(nics: list[PciFunction], rates: Mapping[Model, int]) -> list[PciFunction]:
-    """Of the NICs on one GPU's switch those that may be its rails; all ``rates`` that matter are in Gbit/s."""
-    nics = _without(_without(nics, _ETHERNET_ONLY), _DPUS)
-    fastest = max(rates.get(model(nic), 0) for nic in nics)
-    return [nic for nic in nics if rates.get(model(nic), fastest) * 2 > fastest or not fastest]
-
-
 def _is_equal(one: Model, usual: Model, rates: Mapping[Model, int]) -> bool:
-    if _tier(one) < _tier(usual):
+    if tier(one) < tier(usual):
         return False
     return one not in rates or usual not in rates or rates[one] * 2 > rates[usual]
 
 
 def roles_without_switch(
-    nics: Iterable[PciFunction],
-    chains: Mapping[str, tuple[str, ...]],
+    possible: Sequence[PciFunction],
+    gpus: int,
+    chains: Chains,
     storage_switches: frozenset[str],
     trust_rates: bool,
-) -> dict[str, Role]:
-    """Roles where no switch tells: RDMA NICs are rails, except those that are clearly something else.
+) -> set[str]:
+    """The rails where no switch tells: RDMA NICs, except those that are clearly something else.
 
     ``trust_rates``: link rates of a hypervisor's devices mean nothing.
     """
-    nics = list(nics)
-    candidates = [nic for nic in nics if can_be_rail(nic)]
-    candidates = _without(candidates, _ETHERNET_ONLY)
-    candidates = _without(candidates, _DPUS)
+    rates = rates_of(possible) if trust_rates else {}
+    candidates = better_kinds(list(possible), gpus, rates)
     if len({model(nic) for nic in candidates}) > 1:
         # Azure: beside its InfiniBand functions a guest has an Ethernet one of another model for its own network
         infiniband = [nic for nic in candidates if _link_layer(nic) == _INFINIBAND]
         if 2 * len(infiniband) >= len(candidates):
             candidates = infiniband
-    if trust_rates and len({model(nic) for nic in candidates}) > 1:
-        rates = {
-            nic.address: max((device.rate or 0 for device in nic.rdma_devices), default=0)
-            for nic in candidates
-        }
-        if all(rates.values()):
-            fastest = max(rates.values())
-            candidates = [nic for nic in candidates if rates[nic.address] * 2 > fastest]
+    candidates = fast(candidates, rates)
     # last: a slow NIC elsewhere is no reason to take the rails for the drives' NICs
     away = [nic for nic in candidates if storage_switches.isdisjoint(chains[nic.address])]
-    rails = {nic.address for nic in away or candidates}
-    return {nic.address: _role(nic, rails, chains, storage_switches) for nic in nics}
+    return {nic.address for nic in away or candidates}
+
+
+def roles_by_data_direct(possible: Sequence[PciFunction], tied: Iterable[str]) -> set[str]:
+    """The rails where DMA functions beside GPUs tell: the NICs they belong to, and the same cards elsewhere,
+    whose GPU may be lost. Any other NIC of such a machine has no way to a GPU but through the processor."""
+    tied = frozenset(tied)
+    makes = {make(nic) for nic in possible if nic.address in tied}
+    return {nic.address for nic in possible if make(nic) in makes}
 
 
 def _link_layer(nic: PciFunction) -> str | None:
@@ -201,35 +193,28 @@ def _link_layer(nic: PciFunction) -> str | None:
 
 def usual_model(nics: Iterable[PciFunction], rates: Mapping[Model, int]) -> Model | None:
     """The model of most cards; between equals a rail's model, then the faster, then the first in PCI order."""
-    cards = {card(nic.address): model(nic) for nic in sorted(nics, key=lambda nic: order(nic.address))}
-    counts = Counter(cards.values())
-    return max(counts, key=lambda one: (counts[one], _tier(one), rates.get(one, 0))) if counts else None
+    counts = Counter(model(ports[0]) for ports in by_card(nics).values())
+    return max(counts, key=lambda one: (counts[one], tier(one), rates.get(one, 0))) if counts else None
 
 
 def _nearest(chain: tuple[str, ...], switches: frozenset[str]) -> str | None:
     return next((switch for switch in reversed(chain) if switch in switches), None)
 
 
-def _without(nics: list[PciFunction], models: set[Model]) -> list[PciFunction]:
-    """Leaves out models that only serve as rails where there is nothing better."""
-    return [nic for nic in nics if model(nic) not in models] or nics
-
-
-def _role(
-    nic: PciFunction, rails: set[str], chains: Mapping[str, tuple[str, ...]], storage_switches: frozenset[str]
+def role_of(
+    nic: PciFunction, rails: set[str], does_rdma: bool, chains: Chains, storage_switches: frozenset[str]
 ) -> Role:
+    """``storage_switches``: those with drives below and neither a GPU nor a rail."""
     if nic.address in rails:
         return Role.RAIL
     if is_management(nic):
         return Role.MANAGEMENT
-    if nic.has_rdma and not storage_switches.isdisjoint(chains[nic.address]):
+    if does_rdma and not storage_switches.isdisjoint(chains[nic.address]):
         return Role.STORAGE
     return Role.OTHER
 
 
-def drives_by_switch(
-    functions: Iterable[PciFunction], chains: Mapping[str, tuple[str, ...]]
-) -> Mapping[str, int]:
+def drives_by_switch(functions: Iterable[PciFunction], chains: Chains) -> Mapping[str, int]:
     """How many NVMe drives are below each switch that has any."""
     return Counter(
         switch

@@ -18,6 +18,7 @@ from harness.sysfs import write_tree
 from railmate.cli import topology as command
 from railmate.errors import UsageError
 from railmate.topology.analyze import analyze
+from railmate.topology.model import Topology
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_json_has_the_documented_fields(dgx: Path, capsys: pytest.CaptureFixture
     assert document["machineClass"] == "switched"
     assert len(document["gpus"]) == 8
     assert len(document["nics"]) == 11 + 32
-    assert len(document["paths"]) == 8 * 11
+    assert len(document["paths"]) == 8 * (11 + 32)
     assert len(document["pairs"]) == 8
     assert (
         document["gpus"][0].items()
@@ -71,6 +72,10 @@ def test_json_has_the_documented_fields(dgx: Path, capsys: pytest.CaptureFixture
             "rdmaDevices": ["mlx5_0v0"],
         }.items()
     )
+    paths = {(path["gpu"], path["nic"]): path for path in document["paths"]}
+    assert len(paths) == len(document["paths"])
+    own, port = (paths["0000:07:00.0", nic] for nic in ("0000:0c:00.1", "0000:0c:00.0"))
+    assert own == {**port, "nic": "0000:0c:00.1"}, "a VF is where its PF is"
     storage = next(nic for nic in document["nics"] if nic["pciBusID"] == "0000:e1:00.0")
     assert storage["pcieSwitch"] is None
     assert storage["role"] == "other"
@@ -87,7 +92,7 @@ def test_json_has_the_documented_fields(dgx: Path, capsys: pytest.CaptureFixture
         document["pairs"][1].items()
         >= {
             "gpu": "0000:0f:00.0",
-            "nics": ["0000:12:00.0"],
+            "nics": ["0000:0c:00.0"],
             "distance": "PXB",
             "source": "sysfs",
         }.items()
@@ -116,7 +121,7 @@ def test_the_table_is_a_matrix_with_the_pairs_marked(dgx: Path, capsys: pytest.C
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Machine class: switched"
     row = next(line.split() for line in lines if line.split()[:1] == ["GPU1"])
-    assert row == ["GPU1", "PXB", "PXB*", *["SYS"] * 8]
+    assert row == ["GPU1", "PXB*", "PXB", *["SYS"] * 8]
     assert max(map(len, lines)) <= 100
 
 
@@ -135,14 +140,22 @@ def test_the_tree_shows_each_device_below_its_bridges(dgx: Path, capsys: pytest.
     assert "0c:00.0  NIC0 mlx5_0 enp12s0np0 [rail 0] 4 VFs 0c:00.1…0c:00.4" in out
 
 
-def test_the_tree_keeps_to_the_terminals_width(
-    dgx: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("columns", [40, 50, 80])
+def test_the_tree_keeps_to_the_terminals_width_and_loses_nothing(
+    columns: int, dgx: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
+    def words() -> list[str]:
+        return [word for word in capsys.readouterr().out.split() if not set(word) <= set("├─└│")]
+
+    railmate("--sysfs-root", dgx, "-o", "tree")
+    whole = words()
+    assert "(PXB" in whole
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     railmate("--sysfs-root", dgx, "-o", "tree")
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) == 60
+    out = capsys.readouterr().out
+    assert columns - 5 <= max(map(len, out.splitlines())) <= columns
+    assert [word for word in out.split() if not set(word) <= set("├─└│")] == whole
 
 
 @pytest.mark.parametrize("machine", sorted(path.stem for path in MACHINES.glob("*.yaml")))
@@ -258,12 +271,17 @@ def test_a_recording_is_a_machine_of_the_same_topology(
     recorded = analyze(inventory_of(machine))
     railmate("--sysfs-root", dgx, "-o", "json")
     document = json.loads(capsys.readouterr().out)
-    assert len(document["paths"]) == len(recorded.paths) == 88
-    assert [(path["distance"], path["pcieSwitch"], path["ncclDistance"]) for path in document["paths"]] == [
+    physical = [path for path in document["paths"] if (path["gpu"], path["nic"]) in _ways(recorded)]
+    assert len(physical) == len(recorded.paths) == 88
+    assert [(path["distance"], path["pcieSwitch"], path["ncclDistance"]) for path in physical] == [
         (path.distance, path.pcie_switch, path.nccl_distance) for path in recorded.paths
     ]
     assert [pair["nics"] for pair in document["pairs"]] == [list(pair.nics) for pair in recorded.pairs]
     assert len([nic for nic in machine.functions.values() if nic.physical_function]) == 32
+
+
+def _ways(topology: Topology) -> set[tuple[str, str]]:
+    return {(path.gpu, path.nic) for path in topology.paths}
 
 
 def test_a_recording_that_cannot_be_written_is_a_usage_error(dgx: Path, tmp_path: Path) -> None:
@@ -283,3 +301,17 @@ def test_warnings_go_to_stderr_and_name_the_file(tmp_path: Path, capsys: pytest.
     captured = capsys.readouterr()
     assert "numa_node" in captured.err
     assert json.loads(captured.out)["gpus"][0]["numaNode"] is None
+
+
+@pytest.mark.parametrize("output", ["table", "tree", "svg"])
+def test_names_with_escape_codes_do_not_reach_the_terminal(
+    output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tree(load_machine(MACHINES / "aws-p4d.yaml"), tmp_path)
+    device = (tmp_path / "sys/bus/pci/devices/0000:10:1b.0").resolve()
+    (found,) = (device / "infiniband").iterdir()
+    found.rename(found.with_name("\x1b[31mred"))
+    assert railmate("--sysfs-root", tmp_path / "sys", "-o", output) == 0
+    out, err = capsys.readouterr()
+    assert "?[31mred" in out
+    assert "\x1b" not in out + err

@@ -158,3 +158,19 @@ def test_intel_and_habana(tmp_path: Path) -> None:
     assert habana.vendor is GpuVendor.OTHER
     assert "accel/accel0" in habana.device_nodes
     assert inventory.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "120000 8086:7d1d - driver=intel_vpu",  # a processor's NPU
+        "120000 8086:0b2b 8086:0000",  # an FPGA
+        "030000 1002:164e 1002:164e driver=amdgpu",  # graphics in an AMD processor
+        "038000 1002:1586 - driver=amdgpu",
+    ],
+)
+def test_what_a_processor_or_another_accelerator_has_of_the_vendors_is_no_gpu(
+    what: str, tmp_path: Path
+) -> None:
+    write_tree(synthetic(f"pci0000:00\n  00:05.0 {what}\n  00:06.0 mi300x driver=amdgpu"), tmp_path)
+    assert [gpu.address for gpu in inventory_of(tmp_path).gpus] == ["0000:00:06.0"]

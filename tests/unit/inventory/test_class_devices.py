@@ -17,6 +17,7 @@ from railmate.inventory import rdmanetlink
 from railmate.inventory import scan as scan_module
 from railmate.inventory.cards import cards
 from railmate.inventory.model import Inventory
+from railmate.inventory.net import netdev_of
 from railmate.inventory.scan import scan
 from unit.inventory.trees import add_bond, add_netdev, add_rdma_device, function_directory, link, write
 
@@ -65,6 +66,18 @@ def test_a_ports_own_netdev_comes_before_the_representors_of_its_vfs(root: Path)
         ("aaa0", True),
         ("aaa1", True),
     ]
+
+
+def test_the_netdev_of_a_port_is_never_the_representor_of_a_vf(root: Path) -> None:
+    directory = function_directory(root, PORT0)
+    assert netdev_of(root / "sys", PORT0) == "enp0s2f0np0"
+    add_netdev(root, directory, "aaa0", phys_port_name="pf0vf0")
+    assert netdev_of(root / "sys", PORT0) == "enp0s2f0np0"
+    shutil.rmtree(directory / "net/enp0s2f0np0")
+    add_netdev(root, directory, "aaa1", phys_port_name="pf0vf1")
+    assert netdev_of(root / "sys", PORT0) is None
+    shutil.rmtree(directory / "net")
+    assert netdev_of(root / "sys", PORT0) is None
 
 
 @pytest.mark.parametrize("speed", ["-1", "4294967295", "0"])
@@ -211,11 +224,11 @@ def test_the_kernel_is_not_asked_when_sysfs_tells_all(root: Path, monkeypatch: p
 GET, PORT_GET, DONE, ERROR = 0x1401, 0x1405, 3, 2
 
 
-def message(kind: int, *attributes: tuple[int, bytes]) -> bytes:
+def message(kind: int, *attributes: tuple[int, bytes], sequence: int = 1) -> bytes:
     body = b""
     for number, value in attributes:
         body += struct.pack("=HH", 4 + len(value), number) + value + bytes(-len(value) % 4)
-    return struct.pack("=IHHII", 16 + len(body), kind, 2, 1, 0) + body
+    return struct.pack("=IHHII", 16 + len(body), kind, 2, sequence, 0) + body
 
 
 class Kernel:
@@ -230,16 +243,27 @@ class Kernel:
 
     def __exit__(self, *_: object) -> None: ...
 
+    def close(self) -> None: ...
+
+    def setsockopt(self, *_: int) -> None: ...
+
     def settimeout(self, _: float) -> None: ...
 
     def bind(self, _: object) -> None: ...
 
     def send(self, request: bytes) -> None:
-        length, kind, flags, _, _ = struct.unpack_from("=IHHII", request)
+        length, kind, flags, sequence, _ = struct.unpack_from("=IHHII", request)
         assert (length, flags) == (len(request), 0x301)
         if kind == GET:
             for index, (name, _) in self.devices.items():
-                self.answers.append(message(GET, (1, struct.pack("=I", index)), (2, name.encode() + b"\0")))
+                self.answers.append(
+                    message(
+                        GET,
+                        (1, struct.pack("=I", index)),
+                        (2, name.encode() + b"\0"),
+                        sequence=sequence,
+                    )
+                )
         elif kind == PORT_GET:
             size, attribute, index = struct.unpack_from("=HHI", request, 16)
             assert (size, attribute) == (8, 1)
@@ -247,10 +271,14 @@ class Kernel:
             for number, netdev in enumerate(self.devices[index][1], 1):
                 known = () if netdev is None else ((51, netdev.encode() + b"\0"),)
                 ports += message(
-                    PORT_GET, (1, struct.pack("=I", index)), (3, struct.pack("=I", number)), *known
+                    PORT_GET,
+                    (1, struct.pack("=I", index)),
+                    (3, struct.pack("=I", number)),
+                    *known,
+                    sequence=sequence,
                 )
             self.answers.append(ports)
-        self.answers.append(struct.pack("=IHHIIi", 20, DONE, 2, 1, 0, 0))
+        self.answers.append(struct.pack("=IHHIIi", 20, DONE, 2, sequence, 0, 0))
 
     def recv(self, _: int) -> bytes:
         return self.answers.pop(0)
@@ -258,7 +286,7 @@ class Kernel:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kernel], None]:
-    return lambda kernel: monkeypatch.setattr(rdmanetlink.socket, "socket", lambda *_: kernel)
+    return lambda kernel: monkeypatch.setattr(socket, "socket", lambda *_: kernel)
 
 
 def test_rdma_netlink_names_the_netdev_of_each_device(kernel: Callable[[Kernel], None]) -> None:
@@ -291,9 +319,3 @@ def test_rdma_netlink_of_this_kernel() -> None:
     else:
         with pytest.raises(OSError, match="not supported"):
             rdmanetlink.netdevs_by_rdma_device()
-
-
-@pytest.mark.parametrize("data", [b"", b"\x01", b"\xff" * 40, message(GET)[:10], b"\0" * 64])
-def test_netlink_messages_of_odd_lengths_end_the_reading(data: bytes) -> None:
-    assert list(rdmanetlink.messages(data)) == []
-    rdmanetlink.parse(data)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from railmate.inventory.address import order
 from railmate.inventory.merge import keep_facts, keep_held
-from railmate.inventory.model import Inventory
+from railmate.inventory.model import GpuVendor, Inventory, Partition
 from unit.claims.claims_world import GPUS, PF, VFS, inventory
 
 
@@ -108,3 +108,24 @@ def test_link_that_went_down_keeps_its_speed() -> None:
 def test_speed_that_is_known_is_the_present_one() -> None:
     assert keep_facts(with_speed(200_000), with_speed(100_000)) == with_speed(100_000)
     assert keep_facts(Inventory(), with_speed(None)) == with_speed(None)
+
+
+MIG = (Partition("gi1ci0", profile="1g.10gb", uuid="MIG-1"),)
+
+
+def with_first_gpu(**fields: object) -> Inventory:
+    full = inventory()
+    first = replace(full.gpus[0], vendor=GpuVendor.NVIDIA, **fields)  # type: ignore[arg-type]
+    return replace(full, gpus=(first, *full.gpus[1:]))
+
+
+def test_gpu_in_parts_is_not_whole_because_its_library_is_silent_once() -> None:
+    cut = with_first_gpu(compute_capability="9.0", partition_mode="MIG", partitions=MIG)
+    kept = keep_facts(cut, with_first_gpu()).gpus[0]
+    assert (kept.partition_mode, kept.partitions) == ("MIG", MIG)
+
+
+def test_gpu_that_is_whole_again_is_whole() -> None:
+    cut = with_first_gpu(compute_capability="9.0", partition_mode="MIG", partitions=MIG)
+    kept = keep_facts(cut, with_first_gpu(compute_capability="9.0")).gpus[0]
+    assert (kept.partition_mode, kept.partitions) == (None, ())

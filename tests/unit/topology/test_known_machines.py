@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from harness import known
+from harness.known import KNOWN
 from harness.machines import MACHINES, Machine, load_machine, with_vfs
-from harness.synthetic import inventory_of, synthetic
+from harness.synthetic import inventory_of, switch, synthetic
 from harness.sysfs import write_tree
 from railmate.inventory.scan import scan
 from railmate.topology.analyze import analyze
@@ -34,23 +35,6 @@ def buses(topology: Topology) -> dict[str, list[str]]:
 
 def distances(topology: Topology) -> dict[tuple[str, str], Distance]:
     return {(path.gpu[5:7], path.nic[5:7]): path.distance for path in topology.paths}
-
-
-KNOWN = {
-    "p5": known.one_switch_each(known.P5, "gpu", "efa"),
-    "p6-b200": known.one_switch_each(known.P6_B200, "gpu", "efa", management=("73", "74")),
-    "turin": known.behind_private_bridges(
-        known.TURIN, "gpu", "nic", "cx7bridge", "cx7bridge", extra=["61:00.0 lx"]
-    ),
-    "mi350": known.behind_private_bridges(known.MI350, "mi350", "bnxt", "gen5lower", "amdbridge"),
-    "oci-h100": known.oci_h100(),
-    "ibm-h100-vm": known.ibm_h100_vm(),
-    "tioga": known.tioga(),
-    "aurora": known.aurora(),
-    "hygon": known.hygon(),
-    "gb200": known.grace("gb200", functions=2, data_direct=False),
-    "gb300-data-direct": known.grace("gb300", functions=1, data_direct=True),
-}
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -268,24 +252,11 @@ def test_a_guests_ethernet_function_is_no_rail_beside_its_infiniband_ones() -> N
     assert topology.machine_class is MachineClass.VIRTUAL
 
 
-BOND = """
-    pci0000:00 numa=0
-      00:01.0 port
-        01:00.0 port
-          02:00.0 port
-            03:00.0 gpu
-          02:01.0 port
-            04:00.0 nic rdma=mlx5_0 net=ens1
-      00:02.0 port
-        05:00.0 nic rdma=mlx5_bond_0 net=enp5s0f0
-        05:00.1 nic net=enp5s0f1
-    pci0000:80 numa=1
-      80:01.0 port
-        81:00.0 port
-          82:00.0 port
-            83:00.0 gpu
-          82:01.0 port
-            84:00.0 nic rdma=mlx5_1 net=ens2
+BOND = f"""{switch(0, "gpu", "nic rdma=mlx5_0 net=ens1")}
+  00:02.0 port
+    05:00.0 nic rdma=mlx5_bond_0 net=enp5s0f0
+    05:00.1 nic net=enp5s0f1
+{switch(0x80, "gpu", "nic rdma=mlx5_1 net=ens2", numa=1)}
 """
 
 
@@ -299,7 +270,7 @@ def test_a_bond_beside_the_rails_is_in_no_pair() -> None:
 def test_a_rail_whose_two_ports_are_bonded_is_one_rail_by_its_first_port() -> None:
     tree = BOND.replace(
         "04:00.0 nic rdma=mlx5_0 net=ens1", "04:00.0 nic rdma=mlx5_bond_1 net=ens1f0"
-    ).replace("      00:02.0 port", "            04:00.1 nic net=ens1f1\n      00:02.0 port")
+    ).replace("  00:02.0 port", "        04:00.1 nic net=ens1f1\n  00:02.0 port")
     topology = topology_of(synthetic(tree))
     assert topology.pairs[0].nics == ("0000:04:00.0",)
     assert topology.roles["0000:04:00.1"] is Role.OTHER
@@ -310,15 +281,8 @@ def test_sr680a_has_eight_rails_of_eleven_nics() -> None:
     lines = []
     for index in range(8):
         bus = 0x10 * index + (0x10 if index > 3 else 0)
-        lines += [
-            f"pci0000:{bus:02x} numa={index // 4}",
-            f"  {bus:02x}:01.0 port",
-            f"    {bus + 1:02x}:00.0 port",
-            f"      {bus + 2:02x}:00.0 port",
-            f"        {bus + 3:02x}:00.0 nic rdma=mlx5_{index + (2 if index > 3 else 0)}",
-            f"      {bus + 2:02x}:01.0 port",
-            f"        {bus + 4:02x}:00.0 gpu",
-        ]
+        rail = f"nic rdma=mlx5_{index + (2 if index > 3 else 0)}"
+        lines.append(switch(bus, rail, "gpu", numa=index // 4))
     lines += [
         "pci0000:40 numa=0",
         "  40:01.0 port",
@@ -346,3 +310,33 @@ def test_xe9680s_north_south_dpu_beside_gpu_4_is_in_no_pair() -> None:
     assert distances(topology)["53", "54"] is Distance.PIX
     assert topology.roles["0000:54:00.0"] is Role.OTHER
     assert buses(topology)["53"] == ["52"]
+
+
+def test_of_a_data_direct_machine_only_the_tied_cards_are_rails() -> None:
+    """Synthesised: a ConnectX-7 for storage and a BlueField beside GB300's tied NICs; neither has a way to a GPU."""
+    machine = known.grace("gb300", functions=1, data_direct=True)
+    others = synthetic("""
+        pci0006:00 numa=0
+          00:00.0 port
+            01:00.0 cx6 rdma=mlx5_8
+          00:01.0 port
+            02:00.0 dpu rdma=mlx5_9
+    """)
+    topology = topology_of(replace(machine, functions={**machine.functions, **others.functions}))
+    assert topology.machine_class is MachineClass.DATA_DIRECT
+    assert [topology.roles[a] for a in ("0006:01:00.0", "0006:02:00.0")] == [Role.OTHER, Role.OTHER]
+    assert [pair.source for pair in topology.pairs] == [Source.DATA_DIRECT] * 4
+
+
+@pytest.mark.parametrize("bus", ["VMBUS:00", "MSFT1000:00"])
+def test_a_guest_of_hyper_v_is_virtual_whatever_its_bus_is_called(bus: str) -> None:
+    tree = f"""
+        {bus} numa=0
+          pci0001:00
+            00:01.0 port
+              01:00.0 gpu
+          pci0002:00
+            00:01.0 port
+              01:00.0 nic rdma=mlx5_0
+    """
+    assert topology_of(synthetic(tree)).machine_class is MachineClass.VIRTUAL

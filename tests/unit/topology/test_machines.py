@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.machines import MACHINES, Machine, load_machine
+from harness.synthetic import inventory_of
 from harness.sysfs import write_tree
 from railmate.inventory.model import Inventory
 from railmate.inventory.scan import scan
@@ -99,6 +100,14 @@ def test_pairs(real: tuple[Machine, Inventory, Topology]) -> None:
     found = [{"gpus": list(pair.gpus), "nics": list(pair.nics)} for pair in topology.pairs]
     assert found == machine.expected["pairs"]
     assert sum(len(pair["gpus"]) for pair in found) == SIZES[machine.name][0]
+
+
+def test_of_two_nics_on_a_gpus_switch_the_one_with_fewer_bridges_between_is_its_own() -> None:
+    """DGX A100: of each chip's two levels one GPU and one NIC have the lower one in common."""
+    topology = analyze(inventory_of(load_machine(MACHINES / "dgx-a100.yaml")))
+    found = {pair.gpus[0][5:7]: pair.nics[0][5:7] for pair in topology.pairs}
+    assert [found[gpu] for gpu in ("0f", "4e", "90", "bd")] == ["0c", "4b", "8d", "ba"]
+    assert len(found) == len(set(found.values())) == 8
 
 
 def test_every_pair_is_among_the_right_ones(real: tuple[Machine, Inventory, Topology]) -> None:

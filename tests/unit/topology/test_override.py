@@ -126,10 +126,10 @@ def test_an_override_wins_over_what_sysfs_says() -> None:
         ("0f", "54", "a", "override"),
         ("47", "0c", "b", "override"),
         ("4e", "12", "b", "override"),
-        ("87", "8d", "0000:81:00.0", "sysfs"),
-        ("90", "94", "0000:81:00.0", "sysfs"),
-        ("b7", "ba", "0000:b1:00.0", "sysfs"),
-        ("bd", "cc", "0000:b1:00.0", "sysfs"),
+        ("87", "94", "0000:81:00.0", "sysfs"),
+        ("90", "8d", "0000:81:00.0", "sysfs"),
+        ("b7", "cc", "0000:b1:00.0", "sysfs"),
+        ("bd", "ba", "0000:b1:00.0", "sysfs"),
     ]
     paths = {(path.gpu, path.nic): path for path in topology.paths}
     assert paths["0000:07:00.0", "0000:0c:00.0"].distance is Distance.PHB, (
@@ -202,17 +202,17 @@ def test_pairs_of_an_override_are_taken_and_the_rest_is_matched() -> None:
 
 
 def test_rails_of_an_override_count_as_it_says() -> None:
-    override = TopologyOverride(rails={"0000:0c:00.0": 7, "0000:cc:00.0": 0, "0000:b7:00.0": 5})
+    override = TopologyOverride(rails={"0000:12:00.0": 7, "0000:ba:00.0": 0, "0000:b7:00.0": 5})
     topology = analyze(inventory("dgx-a100", vfs=1), override)
     assert (
-        topology.rails["0000:0c:00.0"]
+        topology.rails["0000:12:00.0"]
         == topology.rails["0000:07:00.0"]
-        == topology.rails["0000:0c:00.1"]
+        == topology.rails["0000:12:00.1"]
         == 7
     )
-    assert topology.rails["0000:cc:00.0"] == topology.rails["0000:bd:00.0"] == 0
+    assert topology.rails["0000:ba:00.0"] == topology.rails["0000:bd:00.0"] == 0
     assert topology.rails["0000:b7:00.0"] == 5
-    assert topology.rails["0000:ba:00.0"] == 6
+    assert topology.rails["0000:cc:00.0"] == 7
 
 
 def test_a_rail_ordinal_for_what_is_no_rail_is_told() -> None:

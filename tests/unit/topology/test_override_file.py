@@ -61,6 +61,19 @@ def problem(tmp_path: Path, text: str | bytes) -> str:
     return message
 
 
+@pytest.mark.parametrize("text", ["[" * 3000, HEAD + "switches: " + "[" * 3000, "{a: " * 3000])
+def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path, text: str) -> None:
+    assert "nested too deeply" in problem(tmp_path, text)
+
+
+def test_an_nccl_file_may_be_utf_16(tmp_path: Path) -> None:
+    xml = (
+        '<?xml version="1.0" encoding="UTF-16"?><system version="1"><cpu numaid="1">'
+        '<pci busid="0000:10:1c.0" class="0x030200"/></cpu></system>'
+    )
+    assert load(tmp_path, xml.encode("utf-16")) == load(tmp_path, xml.replace("UTF-16", "UTF-8"))
+
+
 def test_everything_that_an_override_can_say_with_addresses_quoted_or_not(tmp_path: Path) -> None:
     """Unquoted, YAML 1.1 would read 0000:07:00.0 as the number 420."""
     assert load(tmp_path, WHOLE) == TopologyOverride(

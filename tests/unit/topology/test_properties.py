@@ -9,12 +9,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from harness.machines import Machine, with_vfs
-from harness.synthetic import inventory_of, synthetic
+from harness.synthetic import inventory_of, switch, synthetic
 from railmate.inventory.model import Gpu, GpuVendor, Inventory, Nic, PciFunction
 from railmate.topology.analyze import analyze
 from railmate.topology.distance import distance
 from railmate.topology.matching import match
-from railmate.topology.model import MachineClass, Role, Topology
+from railmate.topology.model import Distance, MachineClass, Role, Source, Topology
 from railmate.topology.ncclfile import NcclFileError, parse_nccl_topology
 from railmate.topology.tree import place
 from railmate_api.override import (
@@ -112,10 +112,13 @@ def test_a_pair_books_nothing_twice_and_never_leaves_its_switch(machine: Machine
     paths = {(path.gpu, path.nic): path for path in topology.paths}
     assert all(topology.roles[nic] is Role.RAIL for nic in nics)
     if topology.machine_class is MachineClass.SWITCHED:
-        assert topology.pairs
-        assert all(paths[g, n].pcie_switch for pair in topology.pairs for g in pair.gpus for n in pair.nics)
+        by_switch = [pair for pair in topology.pairs if pair.source is not Source.NUMA]
+        assert by_switch
+        assert all(paths[g, n].pcie_switch for pair in by_switch for g in pair.gpus for n in pair.nics)
         sharing = {path.gpu for path in topology.paths if path.pcie_switch}
-        assert set(gpus) == sharing
+        assert {gpu for pair in by_switch for gpu in pair.gpus} == sharing
+        rest = [pair for pair in topology.pairs if pair not in by_switch]
+        assert all(paths[g, n].distance is not Distance.PIX for p in rest for g in p.gpus for n in p.nics)
     else:
         assert not topology.switches
 
@@ -162,15 +165,7 @@ def test_a_device_elsewhere_that_is_no_gpu_and_no_rail_changes_nothing(machine: 
 def test_a_further_switch_with_a_gpu_and_a_nic_changes_nothing_for_the_others(machine: Machine) -> None:
     before = topology_of(machine)
     assume(before.machine_class is MachineClass.SWITCHED)
-    extra = synthetic("""
-        pciffff:00 numa=7
-          00:01.0 port
-            01:00.0 port
-              02:00.0 port
-                03:00.0 gpu
-              02:01.0 port
-                04:00.0 nic rdma=mlx5_99
-    """)
+    extra = synthetic(switch(0, "gpu", "nic rdma=mlx5_99", domain="ffff", numa=7))
     after = topology_of(
         replace(
             machine, functions={**machine.functions, **extra.functions}, gpus={**machine.gpus, **extra.gpus}

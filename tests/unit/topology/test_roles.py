@@ -10,40 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.machines import make_vpd
-from harness.synthetic import inventory_of, synthetic
+from harness.synthetic import inventory_of, on_root_port, switch, synthetic
 from harness.sysfs import write_tree
 from railmate.inventory.model import Inventory, PciFunction
 from railmate.inventory.scan import scan
 from railmate.topology.analyze import analyze
-from railmate.topology.model import Role, Topology
+from railmate.topology.model import Role, Source, Topology
 from railmate_api.override import RoleRule, TopologyOverride
-
-RATES = {"nic": 400, "bnxt": 400, "dpu": 400, "lx": 25, "cx4": 100}
-E810 = "020000 8086:159b -"
-
-
-def switch(bus: int, *devices: str, port: str = "port") -> str:
-    """One switch with devices at bus+3, bus+4 and so on; an empty one is a port without a device."""
-    lines = [f"pci0000:{bus:02x} numa=0", f"  {bus:02x}:01.0 port", f"    {bus + 1:02x}:00.0 {port}"]
-    for number, device in enumerate(devices):
-        lines.append(f"      {bus + 2:02x}:{number:02x}.0 {port}")
-        if device:
-            lines.append(f"        {_card(bus + 3 + number, device)}")
-    return "\n".join(lines)
-
-
-def on_root_port(bus: int, device: str) -> str:
-    return f"pci0000:{bus:02x} numa=0\n  {bus:02x}:01.0 port\n    {_card(bus + 1, device)}"
-
-
-def _card(bus: int, device: str) -> str:
-    """A device's line; what has a rate is an RDMA NIC."""
-    word, *more = device.split()
-    if word == "e810":
-        return f"{bus:02x}:00.0 {E810} rdma=irdma{bus}"
-    if word in RATES and not any("rdma" in one for one in more):
-        more = [f"rdma=mlx5_{bus}", *(more or [f"rate={RATES[word]}"])]
-    return " ".join((f"{bus:02x}:00.0", word, *more))
 
 
 def topology_of(*parts: str) -> Topology:
@@ -199,6 +172,57 @@ def test_the_rail_of_a_lost_gpu_keeps_its_number_and_is_in_no_pair(lost: int, wh
     assert any(f"NIC {nic} looks like a rail but no GPU is on its switch" in note for note in topology.notes)
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+@pytest.mark.parametrize("drives", [1, 2, 4])
+def test_the_empty_port_of_a_lost_gpu_tells_a_rail_from_a_nic_that_serves_the_drives_beside_it(
+    lost: int, drives: int
+) -> None:
+    """Where the others have no drive, drives alone would make a storage NIC of it and move all rails after it."""
+    beside = ["nvme"] * drives
+    topology = topology_of(
+        *(
+            switch(0x20 * index, "", "nic", *beside) if index == lost else switch(0x20 * index, "gpu", "nic")
+            for index in range(4)
+        )
+    )
+    assert [topology.rails[f"0000:{0x20 * index + 4:02x}:00.0"] for index in range(4)] == [0, 1, 2, 3]
+    assert len(topology.pairs) == 3
+
+
+def test_the_private_bridge_of_a_lost_gpu_may_be_gone_with_it() -> None:
+    def unit(bus: int, gpu: bool) -> str:
+        lines = [
+            f"pci0000:{bus:02x}",
+            f"  {bus:02x}:01.0 port",
+            f"    {bus + 1:02x}:00.0 port",
+            f"      {bus + 2:02x}:00.0 port",
+            f"        {bus + 3:02x}:00.0 nic rdma=mlx5_{bus}",
+            f"      {bus + 2:02x}:01.0 port",
+            f"        {bus + 4:02x}:00.0 port",
+            f"          {bus + 5:02x}:00.0 port",
+            f"            {bus + 6:02x}:00.0 gpu",
+        ]
+        drive = [f"      {bus + 2:02x}:02.0 port", f"        {bus + 7:02x}:00.0 nvme"]
+        return "\n".join(lines if gpu else [*lines[:-3], *drive])
+
+    topology = topology_of(unit(0x10, True), unit(0x20, False), unit(0x30, True))
+    assert [topology.rails[f"0000:{bus:02x}:00.0"] for bus in (0x13, 0x23, 0x33)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        ("nvme", "nic"),  # a drive where the rails have their GPU
+        ("", "nvme", "nic"),  # the NIC sits elsewhere
+        ("nvme", "nic", ""),  # an empty port, but not the GPU's
+    ],
+)
+def test_a_nic_beside_a_drive_is_for_storage_where_no_gpu_is_missing(storage: tuple[str, ...]) -> None:
+    topology = topology_of(switch(0, "gpu", "nic"), switch(0x20, *storage), switch(0x40, "gpu", "nic"))
+    assert rails(topology) == ["04", "44"]
+    assert [role for role in topology.roles.values() if role is Role.STORAGE] == [Role.STORAGE]
+
+
 @pytest.mark.parametrize("storage_first", [False, True])
 def test_a_storage_nic_of_the_rails_model_has_more_drives_beside_it_than_a_rail(storage_first: bool) -> None:
     rail = [switch(bus, "gpu", "nic", "nvme") for bus in (0x20, 0x40)]
@@ -227,7 +251,11 @@ def test_on_a_partly_switched_machine_the_same_card_is_a_rail_beside_a_gpu_on_a_
     )
     alone = f"0000:{base + 9:02x}:00.0"
     assert topology.roles[alone] is Role.RAIL
-    assert [pair.nics for pair in topology.pairs] == [("0000:44:00.0",)]
+    by_source = {pair.source: (pair.nics, pair.pcie_switch) for pair in topology.pairs}
+    assert by_source == {
+        Source.SYSFS: (("0000:44:00.0",), "0000:41:00.0"),
+        Source.NUMA: ((alone,), None),
+    }
     assert any(alone in note for note in topology.notes)
 
 
@@ -271,3 +299,39 @@ def test_removing_a_gpu_changes_no_other_nics_role_or_rail(
 @pytest.mark.parametrize("other", ["dpu", "lx"])
 def test_two_north_south_cards_outvote_no_rail_on_their_switch(other: str) -> None:
     assert rails(topology_of(switch(0, "gpu", other, other, "nic"))) == ["06"]
+
+
+SILENT = "020000 15b3:1021 15b3:0041 driver={0}"
+
+
+@pytest.mark.parametrize("driver", ["-", "vfio-pci"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_rail_without_its_driver_keeps_its_number_and_its_gpu(driver: str, place: int) -> None:
+    nics = [SILENT.format(driver) if index == place else "nic" for index in range(3)]
+    topology = topology_of(*(switch(0x20 * index, "gpu", nic) for index, nic in enumerate(nics)))
+    assert rails(topology) == ["04", "24", "44"]
+    assert [pair.nics[0][5:7] for pair in topology.pairs] == ["04", "24", "44"]
+
+
+def test_a_rail_without_its_driver_costs_the_gpu_beside_it_nothing() -> None:
+    """Else the two would have one NIC between them, and neither a pair."""
+    topology = topology_of(
+        switch(0, "gpu", "nic", "gpu", SILENT.format("-")), switch(0x20, "gpu", "nic", "gpu", "nic")
+    )
+    assert [(pair.gpus[0][5:7], pair.nics[0][5:7]) for pair in topology.pairs] == [
+        ("03", "04"), ("05", "06"), ("23", "24"), ("25", "26")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        ("nic", SILENT.format("-")),  # on top of the usual number
+        ("nic", "020000 15b3:1021 15b3:0016 driver=-"),
+        ("ethernet driver=-",),  # another card
+        (SILENT.format("mlx5_core"),),  # has its driver, and no RDMA
+    ],
+)
+def test_what_has_no_rdma_is_no_rail_otherwise(beside: tuple[str, ...]) -> None:
+    topology = topology_of(switch(0, "gpu", "nic"), switch(0x20, "gpu", *beside), switch(0x40, "gpu", "nic"))
+    assert rails(topology) == ["04", *(["24"] if "nic" in beside else []), "44"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.synthetic import inventory_of, synthetic
+from harness.synthetic import inventory_of, switch, synthetic
 from railmate.topology.analyze import analyze
 from railmate.topology.model import Distance, Topology
 
@@ -265,13 +265,5 @@ def test_a_vmd_domain_starts_its_own_tree() -> None:
 
 
 def test_a_domain_of_32_bits() -> None:
-    topology = topology_of("""
-        pci8ca3f00d:00 numa=-1
-          00:01.0 port
-            01:00.0 port
-              02:00.0 port
-                03:00.0 gpu
-              02:01.0 port
-                04:00.0 nic rdma=mlx5_0
-    """)
+    topology = topology_of(switch(0, "gpu", "nic", domain="8ca3f00d", numa=-1))
     assert topology.paths[0].pcie_switch == "8ca3f00d:01:00.0"

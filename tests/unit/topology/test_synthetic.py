@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.machines import with_vfs
-from harness.synthetic import inventory_of, synthetic
+from harness.synthetic import inventory_of, on_root_port, switch, synthetic
 from railmate.topology.analyze import analyze
 from railmate.topology.model import Distance, MachineClass, Role, Source, Topology
 
@@ -62,36 +62,18 @@ def test_an_unknown_numa_node_is_no_numa_node_and_the_host_bridge_still_counts()
     assert any("NUMA node of any GPU" in note for note in topology.notes)
 
 
-def test_a_gpu_without_a_nic_on_its_numa_node_is_in_no_pair_and_named() -> None:
-    topology = topology_of("""
-        pci0000:00 numa=0
-          00:01.0 port
-            01:00.0 gpu
-          00:02.0 port
-            02:00.0 nic rdma=mlx5_0
-        pci0000:80 numa=1
-          80:01.0 port
-            81:00.0 gpu
-    """)
-    assert pairs(topology) == [(["01:00.0"], ["02:00.0"])]
+def test_a_gpu_without_a_nic_on_its_numa_node_shares_one_and_is_named() -> None:
+    topology = topology_of(
+        "\n".join([on_root_port(0, "gpu"), on_root_port(0x20, "nic"), on_root_port(0x80, "gpu", numa=1)])
+    )
+    assert pairs(topology) == [(["01:00.0", "81:00.0"], ["21:00.0"])]
+    assert topology.pairs[0].distance is Distance.SYS
     assert any("0000:81:00.0" in note for note in topology.notes)
 
 
 def nps(nodes: tuple[int, int, int, int]) -> str:
     """Four switches, one below each quarter of a socket."""
-    lines = []
-    for quarter, node in enumerate(nodes):
-        bus = quarter * 0x20
-        lines += [
-            f"pci0000:{bus:02x} numa={node}",
-            f"  {bus:02x}:01.0 port",
-            f"    {bus + 1:02x}:00.0 port",
-            f"      {bus + 2:02x}:00.0 port",
-            f"        {bus + 3:02x}:00.0 gpu",
-            f"      {bus + 2:02x}:01.0 port",
-            f"        {bus + 4:02x}:00.0 nic rdma=mlx5_{quarter}",
-        ]
-    return "\n".join(lines)
+    return "\n".join(switch(0x20 * quarter, "gpu", "nic", numa=node) for quarter, node in enumerate(nodes))
 
 
 def test_numa_nodes_per_socket_change_no_pair() -> None:
@@ -183,6 +165,23 @@ def test_switches_that_a_hypervisor_invents_are_used_and_called_virtual() -> Non
     assert "hypervisor" in topology.notes[0]
 
 
+@pytest.mark.parametrize("root_port", ["qemuport", "060400 8086:3420 -"])
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_one_made_up_switch_for_everything_tells_nothing(root_port: str, gpus: int) -> None:
+    lines = ["pci0000:00 numa=0", f"  00:01.0 {root_port}", "    01:00.0 x3130"]
+    for port in range(gpus):
+        lines += [f"      02:{2 * port:02x}.0 x3130", f"        {0x10 + 2 * port:02x}:00.0 gpu"]
+        lines += [f"      02:{2 * port + 1:02x}.0 x3130"]
+        lines += [f"        {0x11 + 2 * port:02x}:00.0 nic rdma=mlx5_{port}"]
+    topology = topology_of("\n".join(lines))
+    assert topology.machine_class is MachineClass.VIRTUAL
+    assert len(topology.pairs) == gpus
+    knows = gpus == 1  # nothing to tell apart
+    assert bool(topology.switches) == knows
+    assert {path.pcie_switch is not None for path in topology.paths} == {knows}
+    assert {pair.source for pair in topology.pairs} == {Source.SYSFS if knows else Source.NUMA}
+
+
 def gb300(identifiers: tuple[str, str]) -> str:
     """Two of GB300's GPUs. Made from facts: the NIC at the processor, its DMA function (15b3:2100) on the
     GPU's host bridge, tied by the VPD's V3. Nobody published such a tree."""
@@ -266,22 +265,8 @@ def test_what_sits_beside_a_rail_is_not_always_one(beside: str, role: Role) -> N
 
 @pytest.mark.parametrize(("first", "second"), [("nic", "bnxt"), ("bnxt", "nic")])
 def test_another_model_is_a_rail_where_it_is_the_only_one_of_its_gpu(first: str, second: str) -> None:
-    topology = topology_of(f"""
-        pci0000:00
-          00:01.0 port
-            01:00.0 port
-              02:00.0 port
-                03:00.0 gpu
-              02:01.0 port
-                04:00.0 {first} rdma=mlx5_0 rate=400
-          00:02.0 port
-            05:00.0 port
-              06:00.0 port
-                07:00.0 gpu
-              06:01.0 port
-                08:00.0 {second} rdma=mlx5_1 rate=400
-    """)
-    assert pairs(topology) == [(["03:00.0"], ["04:00.0"]), (["07:00.0"], ["08:00.0"])]
+    topology = topology_of("\n".join([switch(0, "gpu", first), switch(0x20, "gpu", second)]))
+    assert pairs(topology) == [(["03:00.0"], ["04:00.0"]), (["23:00.0"], ["24:00.0"])]
 
 
 def test_a_nic_beside_drives_and_no_gpu_is_for_storage() -> None:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 from railmate.inventory.model import Gpu, Inventory, Nic, PciFunction
 from railmate.topology.model import Source, Topology
 
 
+def document_text(inventory: Inventory, topology: Topology) -> str:
+    """The document with a line for each device, path and pair: a node with many VFs has thousands."""
+    fields = []
+    for name, value in document(inventory, topology).items():
+        if isinstance(value, list) and value:
+            lines = ",\n".join(f"    {json.dumps(one)}" for one in value)
+            fields.append(f"  {json.dumps(name)}: [\n{lines}\n  ]")
+        else:
+            fields.append(f"  {json.dumps(name)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
 def document(inventory: Inventory, topology: Topology) -> dict[str, Any]:
+    """``paths`` has every GPU with every entry of ``nics``, VFs too: these are where their PF is."""
     return {
         "machineClass": str(topology.machine_class),
         "gpus": [_gpu(gpu, topology) for gpu in inventory.gpus],
         "nics": [_nic(nic, topology) for nic in inventory.nics],
-        "paths": [
-            {
-                "gpu": path.gpu,
-                "nic": path.nic,
-                "distance": str(path.distance),
-                "pcieSwitch": path.pcie_switch,
-                "source": str(path.source),
-                "ncclDistance": str(path.nccl_distance),
-            }
-            for path in topology.paths
-        ],
+        "paths": list(_paths(inventory, topology)),
         "pairs": [
             {
                 "gpu": gpu,
@@ -39,6 +44,21 @@ def document(inventory: Inventory, topology: Topology) -> dict[str, Any]:
         "notes": list(topology.notes),
         "warnings": list(inventory.warnings),
     }
+
+
+def _paths(inventory: Inventory, topology: Topology) -> Iterator[dict[str, Any]]:
+    paths = {(path.gpu, path.nic): path for path in topology.paths}
+    for gpu in inventory.gpus:
+        for nic in inventory.nics:
+            path = paths[gpu.address, nic.function.physical_function or nic.address]
+            yield {
+                "gpu": gpu.address,
+                "nic": nic.address,
+                "distance": str(path.distance),
+                "pcieSwitch": path.pcie_switch,
+                "source": str(path.source),
+                "ncclDistance": str(path.nccl_distance),
+            }
 
 
 def _function(function: PciFunction, topology: Topology) -> dict[str, Any]:

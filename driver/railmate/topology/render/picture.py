@@ -110,7 +110,8 @@ class _Drawing:
 
     # --- what is drawn
     def _title(self) -> str:
-        gpus, rails = len(self.gpus), sum(role is Role.RAIL for role in map(self.view.role, self.view.nics))
+        gpus, numbers = len(self.gpus), self.view.topology.rails
+        rails = len({numbers.get(nic.address) for nic in self.view.nics if self.view.role(nic) is Role.RAIL})
         products = sorted({product(gpu) for gpu in self.gpus.values()})
         what = f"{gpus} × {products[0]}" if len(products) == 1 else f"{gpus} GPUs"
         return f"{what}, {rails} RDMA {'rail' if rails == 1 else 'rails'}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from railmate.inventory.address import order
@@ -12,6 +12,7 @@ from railmate.topology.model import Topology
 from railmate.topology.render.names import View, device_name, product, short
 
 _PROSE = 110  # columns of a sentence where no terminal sets fewer
+_DEEPER = "    "  # before what goes on below
 
 
 @dataclass
@@ -22,7 +23,8 @@ class _Node:
 
 
 def tree(inventory: Inventory, topology: Topology, width: int) -> str:
-    """Lines are cut to ``width`` columns; what explains the machine is wrapped to it."""
+    """What does not fit into ``width`` columns goes on below, so nothing of it is lost; only where a branch
+    leaves no room for a word are lines cut."""
     view = View(inventory, topology)
     switches = set(topology.switches.values())
     root = _Node("")
@@ -35,7 +37,7 @@ def tree(inventory: Inventory, topology: Topology, width: int) -> str:
         node.text = _gpu(device, view) if isinstance(device, Gpu) else _nic(device, view)
     lines: list[str] = []
     for host in root.children.values():
-        _write(host, "", "", lines)
+        _write(host, "", "", width, lines)
     return f"Machine class: {topology.machine_class}\n" + _cut(lines, width) + _notes(topology.notes, width)
 
 
@@ -48,16 +50,34 @@ def _cut(lines: list[str], width: int) -> str:
     return "".join((line if len(line) <= width else line[: width - 1] + "…") + "\n" for line in lines)
 
 
-def _write(node: _Node, lead: str, below: str, lines: list[str]) -> None:
+def _write(node: _Node, lead: str, below: str, width: int, lines: list[str]) -> None:
     labels = [node.label]
     while len(node.children) == 1 and not node.text:
         (node,) = node.children.values()
         labels.append(node.label)
-    lines.append(lead + " ─ ".join(labels) + (f"  {node.text}" if node.text else ""))
     children = list(node.children.values())
+    line = lead + " ─ ".join(labels)
+    if node.text and len(line) + 2 + len(node.text) <= width:
+        lines.append(f"{line}  {node.text}")
+    else:
+        lines += _wrapped(labels, " ─ ", lead, below + _DEEPER, width)
+        lines += _wrapped(node.text.split(), " ", below + _DEEPER, below + _DEEPER, width)
     for index, child in enumerate(children):
         last = index == len(children) - 1
-        _write(child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "), lines)
+        _write(child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "), width, lines)
+
+
+def _wrapped(words: Iterable[str], joint: str, first: str, others: str, width: int) -> Iterator[str]:
+    """``words`` in lines of ``width`` columns, the first after ``first``, the others after ``others``."""
+    line, is_empty = first, True
+    for word in words:
+        if not is_empty and len(line) + len(joint) + len(word) + len(joint.rstrip()) > width:
+            yield line + joint.rstrip()
+            line, is_empty = others, True
+        line += word if is_empty else joint + word
+        is_empty = False
+    if not is_empty:
+        yield line
 
 
 def _gpu(gpu: Gpu, view: View) -> str:
