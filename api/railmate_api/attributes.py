@@ -15,11 +15,16 @@ DOMAIN: Final = "railmate.dev"
 CLASS_GPU: Final = "gpu.railmate.dev"
 CLASS_RDMA_VF: Final = "rdma-vf.railmate.dev"
 CLASS_PAIR: Final = "gpu-rdma-pair.railmate.dev"
+CLASS_PAIR_NUMA: Final = "gpu-rdma-pair-numa.railmate.dev"
+CLASS_GROUP: Final = "gpu-rdma-group.railmate.dev"
+CLASS_GPU_PARTITION: Final = "gpu-partition.railmate.dev"
 
 # --- values of the `kind` attribute
 KIND_GPU: Final = "gpu"
 KIND_RDMA_VF: Final = "rdma-vf"
 KIND_PAIR: Final = "pair"
+KIND_GROUP: Final = "group"  # several GPUs with the NICs that are theirs together
+KIND_GPU_PARTITION: Final = "gpu-partition"  # a MIG instance, an XCP
 
 # --- standard attributes (k8s.io/dynamic-resource-allocation/deviceattribute)
 PCI_BUS_ID: Final = "resource.kubernetes.io/pciBusID"
@@ -38,17 +43,23 @@ UUID: Final = f"{DOMAIN}/uuid"
 ARCHITECTURE: Final = f"{DOMAIN}/architecture"
 DRIVER_VERSION: Final = f"{DOMAIN}/driverVersion"
 MEMORY: Final = f"{DOMAIN}/memory"  # a capacity, bytes
+PROFILE: Final = f"{DOMAIN}/profile"  # of a partition: "1g.10gb", "CPX"
+GPU_COUNT: Final = f"{DOMAIN}/gpuCount"  # of a group
+NIC_COUNT: Final = f"{DOMAIN}/nicCount"
 PF_NAME: Final = f"{DOMAIN}/pfName"
 PF_PCI_BUS_ID: Final = f"{DOMAIN}/pfPciBusID"
 VF_INDEX: Final = f"{DOMAIN}/vfIndex"
 LINK_LAYER: Final = f"{DOMAIN}/linkLayer"
 LINK_SPEED: Final = f"{DOMAIN}/linkSpeed"  # Mbit/s
 RDMA_DEVICE: Final = f"{DOMAIN}/rdmaDevice"
+RDMA_NETNS_MODE: Final = f"{DOMAIN}/rdmaNetnsMode"  # "shared" or "exclusive", rdma-system(8)
 MODE: Final = f"{DOMAIN}/mode"  # "vf" or "pf"
 DISTANCE: Final = f"{DOMAIN}/distance"
 GPU_PCI_BUS_ID: Final = f"{DOMAIN}/gpuPciBusID"
 NIC_PCI_BUS_ID: Final = f"{DOMAIN}/nicPciBusID"
 INTERFACE: Final = f"{DOMAIN}/interface"  # in device metadata only: the netdev's name in the pod
+GID_INDEX: Final = f"{DOMAIN}/gidIndex"  # in device metadata only: the RoCE v2 GID of the pod's address
+GID: Final = f"{DOMAIN}/gid"
 
 # --- config
 CONFIG_API_VERSION: Final = "railmate.dev/v1alpha1"

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from component.conftest import DRIVER, PATIENCE, Cluster, wait_until
+from component.conftest import DRIVER, PATIENCE, Cluster, request, wait_until
 from harness.api import ApiError as Refused
 from harness.controlplane import ControlPlane
 from railmate.kube.client import KubeClient
 from railmate.kube.errors import ApiError
-from railmate.publish.controller import SliceController, dropped_fields
+from railmate.publish.controller import SliceController
+from railmate.publish.exclusive import Preference
 from railmate.publish.model import Offer
 from railmate.publish.slices import resource_slices
+from railmate.publish.writes import dropped_fields
+from railmate_api.attributes import CLASS_GPU, CLASS_PAIR, CLASS_RDMA_VF, PCIE_SWITCH
 
 Offers = Callable[..., Offer]
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -205,26 +208,79 @@ def test_error_of_the_server_is_in_its_words(cluster: Cluster) -> None:
     assert caught.value.not_found
 
 
-def test_server_without_counters_gets_what_it_keeps(
-    tmp_path: Path, start_cluster: Callable[..., Cluster], offers: Offers, caplog: pytest.LogCaptureFixture
+@pytest.fixture(scope="module")
+def old_server(
+    tmp_path_factory: pytest.TempPathFactory, start_cluster: Callable[..., Cluster]
+) -> Iterator[Cluster]:
+    """A server and a scheduler as of Kubernetes 1.35: counters and taints are off there."""
+    with ControlPlane(tmp_path_factory.mktemp("old"), emulated_version="1.35") as plane:
+        yield start_cluster(plane)
+
+
+def test_server_without_counters_gets_each_piece_of_hardware_once(
+    old_server: Cluster, offers: Offers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with ControlPlane(
-        tmp_path, emulated_version="1.35", feature_gates={"DRAPartitionableDevices": False}
-    ) as plane:
-        cluster = start_cluster(plane)
-        node = cluster.node("old")
-        kube = counting(cluster, node)
-        controller = SliceController(kube, DRIVER, node, offers())
-        controller.sync()
-        assert sum(len(item["spec"].get("devices", [])) for item in cluster.slices(node)) == 40
-        assert "DRAPartitionableDevices" in caplog.text
-        kube.writes = 0
-        controller.sync()
-        controller.sync()
-        assert kube.writes == 0
-        cluster.plane.request("DELETE", SLICES)
-        controller.sync()
-        assert sum(len(item["spec"].get("devices", [])) for item in cluster.slices(node)) == 40
+    node, offer, said = old_server.node("old-pairs"), offers(), list[str]()
+    kube = counting(old_server, node)
+    controller = SliceController(kube, DRIVER, node, offer, on_lost=said.append)
+    controller.sync()
+    published = [offer.by_name[name] for name in names_of(old_server, node)]
+    assert Counter(device.kind for device in published) == {"pair": 8, "rdma-vf": 24}
+    assert len({part for device in published for part in device.parts}) == 8 + 8 + 24
+    assert "DRAPartitionableDevices" in said[0]
+    assert "left out: 8 GPUs alone" in said[0]
+    assert "DRADeviceTaints" in said[1]
+    assert all(message in caplog.text for message in said)
+
+    kube.writes = 0
+    controller.sync()
+    SliceController(kube, DRIVER, node, offer).sync()
+    assert kube.writes == 0
+    old_server.plane.request("DELETE", f"{SLICES}?fieldSelector=spec.nodeName%3D{node}")
+    controller.sync()
+    assert names_of(old_server, node) == [device.name for device in published]
+    assert len(said) == 2, "said once"
+
+
+def test_scheduler_of_an_old_server_gives_pairs_and_nothing_twice(
+    old_server: Cluster, offers: Offers
+) -> None:
+    node = old_server.node("old-scheduled")
+    old_server.publish(node, offers())
+    claim = old_server.claim("old-eight", request("pairs", CLASS_PAIR, 8))
+    assert old_server.verdict(old_server.pod("old-eight", node, claim)) == ""
+    for name, device_class in (("old-ninth", CLASS_PAIR), ("old-gpu", CLASS_GPU)):
+        claim = old_server.claim(name, request("one", device_class))
+        assert old_server.verdict(old_server.pod(name, node, claim)) != ""
+
+
+def test_parts_in_place_of_pairs_are_joined_by_their_switch(old_server: Cluster, offers: Offers) -> None:
+    node, offer = old_server.node("old-parts"), offers()
+    kube = old_server.driver_client(node)
+    SliceController(kube, DRIVER, node, offer, preference=Preference.PARTS).sync()
+    published = [offer.by_name[name] for name in names_of(old_server, node)]
+    assert Counter(device.kind for device in published) == {"gpu": 8, "rdma-vf": 24}
+    wanted = [request("gpu", CLASS_GPU), request("vf", CLASS_RDMA_VF)]
+    claim = old_server.claim("old-joined", *wanted, match=PCIE_SWITCH)
+    assert old_server.verdict(old_server.pod("old-joined", node, claim)) == ""
+
+
+def test_taints_that_the_server_drops_are_not_wanted_again(old_server: Cluster, offers: Offers) -> None:
+    node, offer = old_server.node("old-taints"), offers()
+    kube = counting(old_server, node)
+    pair = offer.devices[0].name
+    controller = SliceController(kube, DRIVER, node, offer, taints={pair: "nic-link-down"})
+    controller.sync()
+    assert pair in names_of(old_server, node)
+    kube.writes = 0
+    controller.set_taints({pair: "gpu-lost"})
+    assert kube.writes == 0
+
+
+def names_of(cluster: Cluster, node: str) -> list[str]:
+    return [
+        str(device["name"]) for item in cluster.slices(node) for device in item["spec"].get("devices") or []
+    ]
 
 
 def one_pool(slices: list[dict[str, Any]]) -> bool:

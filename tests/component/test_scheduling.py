@@ -13,9 +13,11 @@ import yaml
 
 from component.conftest import CLAIMS, Cluster, request
 from railmate.publish.model import Offer
+from railmate_api import attributes as names
 
 Offers = Callable[..., Offer]
 GPU, VF, PAIR = "gpu.railmate.dev", "rdma-vf.railmate.dev", "gpu-rdma-pair.railmate.dev"
+CLASSES = (GPU, VF, PAIR, names.CLASS_PAIR_NUMA, names.CLASS_GROUP, names.CLASS_GPU_PARTITION)
 SWITCH = "railmate.dev/pcieSwitch"
 FACTS = Path(__file__).resolve().parents[1] / "machines" / "dgx-a100.yaml"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -52,7 +54,7 @@ def test_a_pair_is_one_that_the_facts_call_right(cluster: Cluster, offers: Offer
     expected = yaml.safe_load(FACTS.read_text())["expected"]
     (device,) = take(cluster, node, "pod", request("pair", PAIR))
     pair = offers().by_name[device]
-    parent = pair.attributes["railmate.dev/pfPciBusID"]
+    parent = pair.facts["railmate.dev/pfPciBusID"]
     assert {"gpus": list(pair.gpus), "nics": [parent]} in expected["pairs"]
     assert parent in expected["best"][pair.gpus[0]]
 
@@ -161,6 +163,17 @@ def test_switch_is_not_joined_across_two_switches(cluster: Cluster, node: str) -
     assert len(take(cluster, node, "two", request("gpus", GPU, 2), request("vf", VF), match=SWITCH)) == 3
 
 
+#: Devices as other drivers may have them: without attributes, with ours by name but not by type.
+FOREIGN = [
+    {"name": "bare"},
+    {
+        "name": "odd",
+        "attributes": {"railmate.dev/kind": {"int": 1}, "railmate.dev/pcieSwitch": {"bool": True}},
+    },
+    {"name": "alike", "attributes": {"railmate.dev/kind": {"string": "pair"}, "pcieSwitch": {"string": "x"}}},
+]
+
+
 def test_classes_pick_nothing_of_another_driver(cluster: Cluster, offers: Offers) -> None:
     """A device without our attributes must not end the scheduling attempt."""
     node = cluster.node("foreign-first")
@@ -172,29 +185,31 @@ def test_classes_pick_nothing_of_another_driver(cluster: Cluster, offers: Offers
             "driver": "a.example.com",  # sorts before ours: the scheduler looks there first
             "nodeName": node,
             "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
-            "devices": [{"name": "thing"}],
+            "devices": FOREIGN,
         },
     }
     cluster.plane.request("POST", "/apis/resource.k8s.io/v1/resourceslices", body)
-    assert (
-        cluster.verdict(cluster.pod(f"{node}-none", node, cluster.claim(f"{node}-none", request("p", PAIR))))
-        != ""
-    )
+    for number, device_class in enumerate(CLASSES):
+        name = f"{node}-none{number}"
+        claim = cluster.claim(name, request("one", device_class))
+        assert "cannot allocate all claims" in cluster.verdict(cluster.pod(name, node, claim))
+        cluster.delete_pod(name)
+        cluster.delete_claim(name)
     cluster.publish(node, offers())
-    cluster.scheduled(f"{node}-none")
     for number, device_class in enumerate((GPU, VF, PAIR)):
         (device,) = take(cluster, node, str(number), request("one", device_class))
         assert device in offers().by_name
 
 
-def test_machine_without_switches_is_left_out_by_the_pair_class(cluster: Cluster, offers: Offers) -> None:
-    node = cluster.node("flat-machine")
-    cluster.publish(node, offers("aws-p4d", 0))
-    assert take(cluster, node, "pair", request("pair", PAIR)) == []
-    assert len(take(cluster, node, "gpu", request("gpu", GPU))) == 1
+def plain(example: Path) -> bool:
+    """Whether it is made of what Kubernetes itself knows, and of single pods."""
+    kinds = {item["kind"] for item in yaml.safe_load_all(example.read_text())}
+    return kinds <= {"Pod", "ResourceClaimTemplate", "DeviceClass"}
 
 
-@pytest.mark.parametrize("example", sorted(path.parent.name for path in EXAMPLES.glob("*/manifest.yaml")))
+@pytest.mark.parametrize(
+    "example", sorted(path.parent.name for path in EXAMPLES.glob("*/manifest.yaml") if plain(path))
+)
 def test_examples_are_scheduled_as_they_are(cluster: Cluster, offers: Offers, example: str) -> None:
     node = f"example-{example}"
     cluster.node(node)

@@ -8,7 +8,9 @@ import socket
 import sys
 from pathlib import Path
 
+from railmate.cli.offers import add_offer_flags
 from railmate.cli.overrides import add_override_flags, override_from
+from railmate.cli.printable import printable
 from railmate.cli.topology import default_proc_root
 from railmate_api.attributes import DRIVER_NAME
 
@@ -30,7 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add("--node-name", default=socket.gethostname().lower(), help="the node and pool name to write")
     add("--driver-name", default=DRIVER_NAME, help="the driver name to write")
-    add("--share-pair-vfs", action="store_true", help="offer the VF of a pair alone as well")
+    add_offer_flags(parser)
     add("-o", "--output", choices=["yaml", "json"], default="yaml", help="format")
     add_override_flags(parser)
     parser.set_defaults(run=run)
@@ -48,9 +50,15 @@ def run(args: argparse.Namespace) -> int:
     override = override_from(args.override, args.roles)
     inventory = scan(args.sysfs_root, args.proc_root or default_proc_root(args.sysfs_root))
     topology = analyze(inventory, override)
-    offer = build_offer(inventory, topology, OfferOptions(share_pair_vfs=args.share_pair_vfs))
+    options = OfferOptions(
+        share_pair_vfs=args.share_pair_vfs,
+        lone_vfs=args.lone_vfs,
+        switch_groups=args.switch_groups,
+        all_attributes=args.attributes == "all",
+    )
+    offer = build_offer(inventory, topology, options)
     for sentence in (*inventory.warnings, *topology.notes, *offer.notes):
-        print(f"railmate: {sentence}", file=sys.stderr)
+        print(f"railmate: {printable(sentence)}", file=sys.stderr)
     slices = resource_slices(offer, args.driver_name, args.node_name)
     if args.output == "json":
         json.dump({"apiVersion": "v1", "kind": "List", "items": slices}, sys.stdout, indent=2)

@@ -8,16 +8,18 @@ altered is written again. Nothing is written when nothing changed.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from railmate.kube.client import KubeClient, Object
 from railmate.kube.errors import ApiError
+from railmate.publish.exclusive import Preference, lost, without_counters
 from railmate.publish.model import Offer
-from railmate.publish.slices import keep_taint_times, resource_slices
+from railmate.publish.slices import gate_probe, keep_taint_times, resource_slices
+from railmate.publish.writes import WritePlan, dropped_fields, plan_writes, without_fields
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +27,13 @@ log = logging.getLogger(__name__)
 _WATCH_SECONDS = 240
 #: Seconds between two looks that follow each other faster than _QUIET, doubled each time.
 _PAUSE_FIRST, _PAUSE_MAX, _QUIET = 0.1, 30.0, 10.0
-#: Fields that a server drops, and what that means.
-_LOSSES = {
-    "taints": "Its feature gate DRADeviceTaints is probably off (needs Kubernetes 1.36, or the gate): devices that "
-    "do not work are only shown as unhealthy, and pods may get them",
-}
-_OTHER_LOSS = (
-    "Its feature gate DRAPartitionableDevices is probably off (needs Kubernetes 1.36, or the gate): a GPU could then "
-    "be given out alone and in a pair"
+#: Seconds after which a server that drops fields is asked whether it still does.
+_ASK_AGAIN = 300.0
+#: Fields that a server drops while this feature gate is off.
+_COUNTERS = frozenset({"consumesCounters", "sharedCounters"})
+_TAINTS_LOST = (
+    "The API server dropped the taints of this node's devices: its feature gate DRADeviceTaints is off (needs "
+    "Kubernetes 1.36, or the gate). Devices that do not work are only shown as unhealthy, and pods may get them."
 )
 
 
@@ -48,18 +49,22 @@ class SliceController:
         on_published: Callable[[], None] | None = None,
         on_refused: Callable[[str], None] = lambda message: None,
         taints: Mapping[str, str] | None = None,
+        on_lost: Callable[[str], None] = lambda message: None,
+        preference: Preference = Preference.PAIRS,
     ) -> None:
-        """``on_refused`` is told, in a sentence for people, when the server calls our slices invalid.
-        ``taints``: see ``set_taints``."""
+        """``on_refused`` is told, in a sentence for people, when the server calls our slices invalid, ``on_lost``
+        when it keeps less than it was sent because a feature gate is off. ``preference`` says what is then
+        published of hardware with several names. ``taints``: see ``set_taints``."""
         self._kube, self._driver, self._node, self._offer = kube, driver, node, offer
         self._on_published = on_published or (lambda: None)
-        self._on_refused = on_refused
+        self._on_refused, self._on_lost, self._preference = on_refused, on_lost, preference
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._node_uid: str | None = None
         self._taints = dict(taints or {})
         # Fields that the server does not keep: wanting them back would loop for ever.
         self._dropped: set[str] = set()
+        self._ask_again_at = 0.0
 
     def run(self) -> None:
         pause = _PAUSE_FIRST
@@ -88,7 +93,6 @@ class SliceController:
         """Publish another offer from now on. Returns when it is in the API, or after ``stop``."""
         with self._lock:
             self._offer = offer
-            self._dropped.clear()
         self._publish()
 
     def set_taints(self, taints: Mapping[str, str]) -> None:
@@ -125,16 +129,26 @@ class SliceController:
         if self._node_uid is None or not existing:
             # a Node that was deleted and made again has another UID, and took its slices along
             self._node_uid = self._kube.get_node(self._node)["metadata"]["uid"]
-        plan = plan_writes(existing, self._desired(1, existing))
-        if plan.generation is not None:
-            self._write(existing, self._desired(plan.generation, existing), plan)
+        if time.monotonic() >= self._ask_again_at:
+            self._ask_for_gates()
+        while True:
+            plan = plan_writes(existing, self._desired(1, existing))
+            if plan.generation is None:
+                break
+            finished = self._write(existing, self._desired(plan.generation, existing), plan)
             existing, version = self._kube.list_slices(self._driver, self._node)
+            if finished:
+                break
         self._on_published()
         return version
 
+    @property
+    def _published(self) -> Offer:
+        return without_counters(self._offer, self._preference) if self._dropped & _COUNTERS else self._offer
+
     def _desired(self, generation: int, existing: Sequence[Object]) -> list[Object]:
         slices = resource_slices(
-            self._offer,
+            self._published,
             self._driver,
             self._node,
             node_uid=self._node_uid,
@@ -146,7 +160,10 @@ class SliceController:
         keep_taint_times(slices, existing)
         return slices
 
-    def _write(self, existing: list[Object], desired: list[Object], plan: WritePlan) -> None:
+    def _write(self, existing: list[Object], desired: list[Object], plan: WritePlan) -> bool:
+        """Write what is planned. False when the server turned out to know no counters: the rest is left out then,
+        so that hardware is not published under several names. Counters are in the first slices, and while slices
+        of a pool are missing none of its devices is given out."""
         by_name = {item["metadata"]["name"]: item for item in existing}
         for name in plan.delete:
             self._kube.delete_slice(by_name[name])
@@ -154,108 +171,65 @@ class SliceController:
             name = body["metadata"]["name"]
             if name in plan.update:
                 body["metadata"]["resourceVersion"] = by_name[name]["metadata"]["resourceVersion"]
-                self._adopt_dropped_fields(body, self._kube.update_slice(body))
-        for body in desired:
-            if body["metadata"]["name"] in plan.create:
-                self._adopt_dropped_fields(body, self._kube.create_slice(body))
+                stored = self._kube.update_slice(body)
+            elif name in plan.create:
+                stored = self._kube.create_slice(body)
+            else:
+                continue
+            if self._note_dropped(dropped_fields(body["spec"], stored["spec"])) & _COUNTERS:
+                return False
         log.info(
             "ResourceSlices of node %s: %d created, %d updated, %d deleted (%d devices, generation %d)",
-            self._node, len(plan.create), len(plan.update), len(plan.delete), len(self._offer.devices), plan.generation,
+            self._node, len(plan.create), len(plan.update), len(plan.delete), len(self._published.devices),
+            plan.generation,
         )  # fmt: skip
+        return True
 
-    def _adopt_dropped_fields(self, sent: Object, stored: Object) -> None:
-        """A server with a feature gate off drops fields without an error (resourceslice strategy)."""
-        lost = dropped_fields(sent["spec"], stored["spec"]) - self._dropped
-        self._dropped |= lost
-        if lost:
-            meaning = {_LOSSES.get(field, _OTHER_LOSS) for field in lost}
-            log.warning(
-                "ResourceSlice %s: the API server dropped %s. %s.",
-                sent["metadata"]["name"], ", ".join(sorted(lost)), ". ".join(sorted(meaning)),
-            )  # fmt: skip
+    # --- servers that keep less
+    def _ask_for_gates(self) -> None:
+        """Which fields the server keeps: at the start, and then while it drops some, since it may have been updated.
+        Writes nothing."""
+        probe = gate_probe(self._driver, self._node)
+        found = dropped_fields(probe["spec"], self._kube.try_slice(probe)["spec"])
+        dropped = (found & {"taints"}) | (_COUNTERS if found & _COUNTERS else set())
+        kept = (self._dropped & (_COUNTERS | {"taints"})) - dropped
+        if kept:
+            log.info("node %s: the API server keeps %s now", self._node, ", ".join(sorted(kept)))
+            self._dropped -= kept
+        self._note_dropped(dropped)
+        self._ask_again_at = time.monotonic() + _ASK_AGAIN if self._dropped else math.inf
+
+    def _note_dropped(self, dropped: set[str]) -> set[str]:
+        """A server with a feature gate off drops fields without an error (resourceslice strategy). Returns those
+        that were not known to be dropped."""
+        new = dropped - self._dropped
+        if new:
+            self._dropped |= new
+            self._ask_again_at = time.monotonic() + _ASK_AGAIN
+            for message in self._losses(new):
+                log.warning("node %s: %s", self._node, message)
+                self._on_lost(message)
+        return new
+
+    def _losses(self, gone: set[str]) -> list[str]:
+        losses = []
+        if gone & _COUNTERS and self._offer.counter_sets:
+            less = lost(self._offer, self._published) or "nothing"
+            other = next(one for one in Preference if one is not self._preference)
+            losses.append(
+                "The API server dropped the counters of this node's devices: its feature gate DRAPartitionableDevices "
+                "is off (needs Kubernetes 1.36, or the gate). So each GPU and NIC is published under one name; left "
+                f"out: {less}. --without-counters={other} leaves out others."
+            )
+        if "taints" in gone:
+            losses.append(_TAINTS_LOST)
+        rest = sorted(gone - _COUNTERS - {"taints"})
+        if rest:
+            losses.append(f"The API server dropped {', '.join(rest)} of this node's ResourceSlices.")
+        return losses
 
     def _wait_for_change(self, version: str) -> None:
         """Return when somebody touched one of the slices, or after a while; the next sync looks closer."""
         for event in self._kube.watch_slices(self._driver, self._node, version, _WATCH_SECONDS):
             if self._stopping.is_set() or event["type"] != "BOOKMARK":
                 return
-
-
-class WritePlan:
-    """Names of slices to delete, update and create; ``generation`` is None when nothing is to be done."""
-
-    def __init__(self) -> None:
-        self.delete: set[str] = set()
-        self.update: set[str] = set()
-        self.create: set[str] = set()
-        self.generation: int | None = None
-
-
-def plan_writes(existing: list[Object], desired: list[Object]) -> WritePlan:
-    """What to write. Pure.
-
-    A pool's generation tells the scheduler which slices belong together: it stays when exactly one
-    slice changes in place, else it is raised and all slices are written (KEP-4381, ResourcePool). Taints
-    need not change together, so slices that differ in nothing else do not count: while all slices are being
-    written, no device of the node can be allocated.
-    """
-    plan = WritePlan()
-    wanted = {item["metadata"]["name"]: item for item in desired}
-    stored = {item["metadata"]["name"]: item for item in existing}
-    highest = max((item["spec"]["pool"]["generation"] for item in existing), default=0)
-    plan.delete = stored.keys() - wanted.keys()
-    plan.create = wanted.keys() - stored.keys()
-    kept = wanted.keys() & stored.keys()
-    changed = {name for name in kept if not _same(stored[name], wanted[name])}
-    mixed = len({stored[name]["spec"]["pool"]["generation"] for name in kept}) > 1
-    if not (plan.delete or plan.create or changed or mixed):
-        return plan
-    together = {name for name in changed if not _same(_untainted(stored[name]), _untainted(wanted[name]))}
-    if plan.create or plan.delete or mixed or len(together) > 1:
-        plan.generation = highest + 1
-        plan.update = set(kept)
-    else:
-        plan.generation = highest
-        plan.update = changed
-    return plan
-
-
-def _same(stored: Object, wanted: Object) -> bool:
-    """Equal but for the generation, which the plan decides. Order of devices counts: first fit walks it."""
-    return _comparable(stored) == _comparable(wanted)
-
-
-def _untainted(item: Object) -> Object:
-    return {**item, "spec": without_fields(item["spec"], {"taints"})}
-
-
-def _comparable(item: Object) -> tuple[Any, ...]:
-    spec = {key: value for key, value in item["spec"].items() if value not in (None, [], {})}
-    pool = dict(spec.pop("pool"))
-    pool.pop("generation", None)
-    owners = [(owner["name"], owner["uid"]) for owner in item["metadata"].get("ownerReferences", [])]
-    return spec, pool, owners
-
-
-def without_fields(value: Any, names: Collection[str]) -> Any:
-    """A copy without fields of these names at any depth."""
-    if isinstance(value, dict):
-        return {key: without_fields(one, names) for key, one in value.items() if key not in names}
-    if isinstance(value, list):
-        return [without_fields(one, names) for one in value]
-    return value
-
-
-def dropped_fields(sent: Any, stored: Any) -> set[str]:
-    """Names of fields that were sent and are not in what the server stored, at any depth."""
-    lost: set[str] = set()
-    if isinstance(sent, dict) and isinstance(stored, dict):
-        for key, value in sent.items():
-            if key not in stored and value not in (None, [], {}):
-                lost.add(key)
-            else:
-                lost |= dropped_fields(value, stored.get(key))
-    elif isinstance(sent, list) and isinstance(stored, list):
-        for one, other in zip(sent, stored, strict=False):
-            lost |= dropped_fields(one, other)
-    return lost

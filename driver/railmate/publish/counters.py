@@ -1,9 +1,9 @@
 """Counter sets: one truth about hardware that is offered under several names.
 
-A GPU is offered alone and as a half of its pair. Both devices consume the GPU's counter, whose value
-is 1, so the scheduler can hand out only one of them. Hardware that is offered under one name only
-needs no counter. Limits (k8s.io/api resource/v1): 32 counters a set, a device consumes from at most
-2 sets.
+A GPU is offered alone and as a half of its pair. Both devices consume the GPU's counter, so the scheduler can
+hand out only one of them. A GPU that is cut into parts has a unit for each: a part takes one, the whole all.
+Hardware that is offered under one name only needs no counter, nor does a NIC that goes nowhere without a GPU
+that has one. Limits (k8s.io/api resource/v1): 32 counters a set, a device consumes from at most 2 sets.
 """
 
 from __future__ import annotations
@@ -23,46 +23,65 @@ def assign_counters(devices: Sequence[OfferedDevice], switches: Mapping[str, str
 
     Counters are grouped by switch where a switch's fit into one set; else each cluster of devices
     that share hardware has a set of its own. A cluster that is too large even for that (a GPU with
-    dozens of NICs) loses the devices of its lone NICs, which a note tells: a NIC with one name needs no
-    counter. Raises ValueError when a device would need more sets, or a set more counters, than the API
+    dozens of NICs) loses the devices of its lone NICs, then those of several GPUs, which a note tells.
+    Raises ValueError when a device would need more sets, or a set more counters, than the API
     allows, which would be a mistake in the mapping, not in the machine.
     """
     devices, notes = _without_crowds(devices)
-    shared = _shared(devices)
-    set_of = _group(shared, devices, switches)
+    units = _units(devices)
+    set_of = _group(_shared(devices), devices, switches)
 
     gpus = {gpu for device in devices for gpu in device.gpus}
-    counter_of = {part: f"{'gpu' if part in gpus else 'vf'}-{_label(part)}" for part in shared}
+    counter_of = {part: f"{'gpu' if part in gpus else 'vf'}-{_label(part)}" for part in set_of}
 
-    sets: dict[str, list[str]] = defaultdict(list)
-    for part in shared:
-        sets[set_of[part]].append(counter_of[part])
-    counted = [_with_counters(device, set_of, counter_of) for device in devices]
-    return Offer(tuple(counted), {name: tuple(held) for name, held in sorted(sets.items())}, notes)
+    sets: dict[str, dict[str, int]] = defaultdict(dict)
+    for part in _shared(devices):
+        sets[set_of[part]][counter_of[part]] = units[part]
+    counted = [_with_counters(device, set_of, counter_of, units) for device in devices]
+    return Offer(tuple(counted), dict(sorted(sets.items())), notes=notes)
+
+
+def _units(devices: Sequence[OfferedDevice]) -> dict[str, int]:
+    """Hardware to how many may have a share of it."""
+    parts = Counter(gpu for device in devices if device.partition for gpu in device.gpus)
+    return {part: max(1, parts[part]) for device in devices for part in device.gpus + device.nics}
 
 
 def _shared(devices: Sequence[OfferedDevice]) -> list[str]:
-    """Hardware that has several names."""
-    uses = Counter(part for device in devices for part in device.gpus + device.nics)
-    return [part for part, count in uses.items() if count > 1]
+    """Hardware with several names that exclude each other, and no other counter to see to that."""
+    users: dict[str, list[OfferedDevice]] = defaultdict(list)
+    for device in devices:
+        for part in device.gpus + device.nics:
+            users[part].append(device)
+    return [part for part, held in users.items() if _needs_counter(part, held)]
+
+
+def _needs_counter(part: str, users: Sequence[OfferedDevice]) -> bool:
+    if len(users) < 2 or all(device.partition for device in users):
+        return False
+    is_gpu = part in users[0].gpus
+    return is_gpu or not any(all(gpu in device.gpus for device in users) for gpu in users[0].gpus)
 
 
 def _without_crowds(devices: Sequence[OfferedDevice]) -> tuple[list[OfferedDevice], tuple[str, ...]]:
-    """Drops devices of lone NICs until each cluster fits into a counter set, and tells which."""
-    dropped: set[str] = set()
-    notes = []
-    for cluster in _clusters(_shared(devices), devices):
-        if len(cluster) <= MAX_COUNTERS_PER_SET:
-            continue
-        near = [device for device in devices if not cluster.isdisjoint(device.gpus + device.nics)]
-        lone = {device.name for device in near if not device.gpus}
-        dropped |= lone
-        gpus = sorted({gpu for device in near for gpu in device.gpus})
-        notes.append(
-            f"{len(lone)} NICs of GPU {', '.join(gpus)} are offered only in its pair, not alone as well: "
-            f"that would need {len(cluster)} counters, and a counter set holds {MAX_COUNTERS_PER_SET}"
-        )
-    kept = [device for device in devices if device.name not in dropped]
+    """Drops devices until each cluster fits into a counter set, and tells which."""
+    kept, notes = list(devices), []
+    for what, droppable in (
+        ("NICs of GPU {gpus} are offered only in its pair, not alone as well", lambda one: not one.gpus),
+        ("groups of GPUs {gpus} are not offered", lambda one: len(one.gpus) > 1),
+    ):
+        for cluster in _clusters(_shared(kept), kept):
+            if len(cluster) <= MAX_COUNTERS_PER_SET:
+                continue
+            near = [device for device in kept if not cluster.isdisjoint(device.gpus + device.nics)]
+            dropped = {device.name for device in near if droppable(device)}
+            if dropped:
+                kept = [device for device in kept if device.name not in dropped]
+                gpus = sorted({gpu for device in near for gpu in device.gpus})
+                notes.append(
+                    f"{len(dropped)} {what.format(gpus=', '.join(gpus))}: "
+                    f"that would need {len(cluster)} counters, and a counter set holds {MAX_COUNTERS_PER_SET}"
+                )
     largest = max(map(len, _clusters(_shared(kept), kept)), default=0)
     if largest > MAX_COUNTERS_PER_SET:
         raise ValueError(
@@ -72,10 +91,14 @@ def _without_crowds(devices: Sequence[OfferedDevice]) -> tuple[list[OfferedDevic
 
 
 def _with_counters(
-    device: OfferedDevice, set_of: Mapping[str, str], counter_of: Mapping[str, str]
+    device: OfferedDevice, set_of: Mapping[str, str], counter_of: Mapping[str, str], units: Mapping[str, int]
 ) -> OfferedDevice:
-    consumes = tuple((set_of[part], counter_of[part]) for part in device.gpus + device.nics if part in set_of)
-    if len({name for name, _ in consumes}) > MAX_SETS_PER_DEVICE:
+    consumes = tuple(
+        (set_of[part], counter_of[part], 1 if device.partition else units[part])
+        for part in device.gpus + device.nics
+        if part in set_of
+    )
+    if len({name for name, _, _ in consumes}) > MAX_SETS_PER_DEVICE:
         raise ValueError(
             f"device {device.name} would consume from more than {MAX_SETS_PER_DEVICE} counter sets"
         )
@@ -93,16 +116,16 @@ def _group(
         homes = {switches.get(part) for part in cluster}
         home = homes.pop() if len(homes) == 1 else None
         if home is None:
-            result |= dict.fromkeys(cluster, _set_name("near", min(cluster)))
+            result |= dict.fromkeys(cluster, f"near-{_label(min(cluster))}")
         else:
             by_switch[home].append(cluster)
     for switch, members in by_switch.items():
         if sum(map(len, members)) <= MAX_COUNTERS_PER_SET:
             for cluster in members:
-                result |= dict.fromkeys(cluster, _set_name("switch", switch))
+                result |= dict.fromkeys(cluster, f"switch-{_label(switch)}")
         else:
             for cluster in members:
-                result |= dict.fromkeys(cluster, _set_name("near", min(cluster)))
+                result |= dict.fromkeys(cluster, f"near-{_label(min(cluster))}")
     return result
 
 
@@ -117,10 +140,6 @@ def _clusters(shared: Sequence[str], devices: Sequence[OfferedDevice]) -> list[f
                 cluster_of[member] = merged
     unique = {id(cluster): frozenset(cluster) for cluster in cluster_of.values()}
     return list(unique.values())
-
-
-def _set_name(prefix: str, address: str) -> str:
-    return f"{prefix}-{_label(address)}"
 
 
 def _label(address: str) -> str:

@@ -1,64 +1,101 @@
-"""Inventory and topology to devices: GPUs, VFs and pairs. A pure function."""
+"""Inventory and topology to devices: GPUs, their partitions, NICs, pairs and groups. A pure function."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from railmate.inventory.model import Gpu, Inventory, Nic
+from railmate.inventory.model import Gpu, GpuVendor, Inventory, Nic
 from railmate.publish import notes
+from railmate.publish.attributes import (
+    MAX_STRING,
+    Attributes,
+    Describer,
+    gpu_attributes,
+    memory,
+    partition_attributes,
+    split,
+)
 from railmate.publish.counters import assign_counters
-from railmate.publish.model import AttributeValue, Offer, OfferedDevice
+from railmate.publish.devicenames import device_name, group_name, pair_name
+from railmate.publish.model import Offer, OfferedDevice
+from railmate.topology.distance import worst
 from railmate.topology.model import Pair, Role, Source, Topology
+from railmate.topology.nickinds import PASS_THROUGH
 from railmate_api import attributes as names
 
-#: A GPU in this mode runs nothing as a whole (NVIDIA MIG user guide); its instances are not offered yet.
+#: A GPU in this mode runs nothing as a whole (NVIDIA MIG User Guide).
 _MIG = "MIG"
-#: Drivers that hold a function for a virtual machine or a user-space driver.
-_PASS_THROUGH = frozenset({"vfio-pci", "pci-stub", "uio_pci_generic", "igb_uio", "xen-pciback"})
-#: API limit of an attribute's string in bytes (k8s.io/api resource/v1, DeviceAttributeMaxValueLength).
-_MAX_STRING = 64
-_MAX_NAME = 63  # a device's name is a DNS label
+_NOT_WHOLE = "in MIG mode: its instances are offered, and no pair with a NIC"
+#: Devices of one NIC that are published in one place; a slice takes no more (railmate.publish.slices).
+_SECTION = 64
+Item = TypeVar("Item")
+_GPUS = "gpus"  # the section of everything with a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class OfferOptions:
-    """What an administrator may set.
+    """What an administrator may set, and what is found on the node beside the machine.
 
     ``share_pair_vfs``: offer the VF of a pair alone as well. It is off by default: where a physical
     function has several VFs, one of them is kept for its pair, so that a claim for a lone VF never
-    costs a GPU its NIC. A physical function with a single VF is always offered both ways.
+    costs a GPU its NIC. A physical function with a single VF, or without any, is offered both ways.
     ``excluded``: PCI addresses that are never offered (the node's uplink).
+    ``lone_vfs``: how many VFs of a physical function are offered alone at most; None: all.
+    ``switch_groups``: where a switch has several pairs, offer all of it as one device as well.
+    ``all_attributes``: publish everything that is known of a device, not only what most people select on.
+    ``handed_out``: vendors whose GPUs a device plugin hands out on this node, and under which name.
     """
 
     share_pair_vfs: bool = False
     excluded: frozenset[str] = frozenset()
+    lone_vfs: int | None = None
+    switch_groups: bool = False
+    all_attributes: bool = False
+    handed_out: Mapping[GpuVendor, str] = field(default_factory=dict)
 
 
 def build_offer(inventory: Inventory, topology: Topology, options: OfferOptions | None = None) -> Offer:
-    """Devices in the order the scheduler should take them: pairs, GPUs, then VFs, each switch by switch.
+    """Devices in the order the scheduler should take them: pairs, groups, GPUs, their partitions, then NICs, each
+    switch by switch.
 
     First fit walks this order, so small claims fill one switch before they open the next.
     """
     mapping = _Mapping(inventory, topology, options or OfferOptions())
-    offer = assign_counters(mapping.pairs() + mapping.gpus() + mapping.lone_nics(), topology.switches)
-    return replace(offer, notes=(*mapping.notes(), *offer.notes))
+    devices = [*mapping.together(), *mapping.gpus(), *mapping.partitions(), *mapping.lone_nics()]
+    if mapping.options.all_attributes:
+        devices = [replace(one, attributes=one.told, facts={}) for one in devices]
+    offer = assign_counters(devices, topology.switches)
+    return replace(offer, sections=mapping.sections(), notes=(*mapping.notes(), *offer.notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A pair or group of the matching, with what of it can be offered."""
+
+    pair: Pair
+    gpus: tuple[Gpu, ...]
+    nics: tuple[Nic, ...]
 
 
 class _Mapping:
     def __init__(self, inventory: Inventory, topology: Topology, options: OfferOptions) -> None:
-        self._topology = topology
-        self._options = options
+        self._topology, self.options, self._inventory = topology, options, inventory
         self._functions = inventory.functions
-        self._gpus = {gpu.address: gpu for gpu in inventory.gpus if self._obstacle(gpu) is None}
+        # a running machine has drivers; a tree without any is a copy that left them out
+        self._drivers_known = any(one.driver for one in inventory.functions.values())
+        self._describe = Describer(inventory, topology)
         rails = [nic for nic in inventory.nics if topology.roles.get(nic.address) == Role.RAIL]
-        self._nics = {nic.address: nic for nic in rails if self._obstacle(nic) is None}
         candidates: list[Gpu | Nic] = [*inventory.gpus, *rails]
-        self._refused = [
-            (device, reason) for device in candidates if (reason := self._obstacle(device)) is not None
+        reasons = {device.address: self._obstacle(device) for device in candidates}
+        self._refused = [(one, reason) for one in candidates if (reason := reasons[one.address]) is not None]
+        self._partitioned = [
+            gpu for gpu in inventory.gpus if reasons[gpu.address] in (None, _NOT_WHOLE) and gpu.partitions
         ]
+        self._gpus = {gpu.address: gpu for gpu in inventory.gpus if reasons[gpu.address] is None}
+        self._nics = {nic.address: nic for nic in rails if reasons[nic.address] is None}
         # VFs by the address of their physical function, in VF order
         self._vfs: dict[str, list[Nic]] = {}
         for nic in self._nics.values():
@@ -70,106 +107,31 @@ class _Mapping:
         self._taken: Counter[str] = Counter()
         self._kept_for_pairs: set[str] = set()
         self._without_half: list[str] = []  # GPUs whose pair could not be made for want of a NIC
-        self._too_long: Counter[str] = Counter()  # attribute to the devices that had to leave it out
 
-    def pairs(self) -> list[OfferedDevice]:
-        devices = []
-        for pair in self._topology.pairs:
-            device = self._pair(pair)
-            if device is not None:
-                devices.append(device)
-        return self._in_switch_order(devices)
+    # --- GPUs with NICs
+    def together(self) -> list[OfferedDevice]:
+        """Pairs, then groups. To be called once, before ``lone_nics``."""
+        units = [unit for pair in self._topology.pairs if (unit := self._unit(pair)) is not None]
+        pairs = [self._joined(unit) for unit in units if len(unit.gpus) == 1]
+        groups = [unit for unit in units if len(unit.gpus) > 1]
+        if self.options.switch_groups:
+            groups += _whole_switches(units)
+        return [*_in_switch_order(pairs), *_in_switch_order([self._joined(one) for one in groups])]
 
-    def gpus(self) -> list[OfferedDevice]:
-        return self._in_switch_order(
-            [
-                OfferedDevice(
-                    name=device_name("gpu", gpu.address),
-                    kind=names.KIND_GPU,
-                    attributes=self._place(gpu.address) | gpu_attributes(gpu) | {names.KIND: names.KIND_GPU},
-                    capacity=gpu_capacity(gpu),
-                    gpus=(gpu.address,),
-                )
-                for gpu in self._gpus.values()
-            ]
-        )
-
-    def lone_nics(self) -> list[OfferedDevice]:
-        """VFs of rails, less those kept for pairs. Call after ``pairs``."""
-        devices = []
-        for vfs in self._vfs.values():
-            for vf in vfs:
-                if len(vfs) > 1 and vf.address in self._kept_for_pairs and not self._options.share_pair_vfs:
-                    continue
-                devices.append(
-                    OfferedDevice(
-                        name=device_name("vf", vf.address),
-                        kind=names.KIND_RDMA_VF,
-                        attributes=self._place(vf.address)
-                        | self._nic_attributes([vf])
-                        | {names.KIND: names.KIND_RDMA_VF},
-                        nics=(vf.address,),
-                    )
-                )
-        return self._in_switch_order(devices)
-
-    def notes(self) -> Iterator[str]:
-        """What is not offered, and why. Call when all devices are made."""
-        gpus, ports, vfs = dict[str, str](), dict[str, str](), dict[str, dict[str, str]]()
-        for device, reason in self._refused:
-            parent = device.function.physical_function
-            if isinstance(device, Gpu):
-                gpus[device.address] = reason
-            elif parent is not None:
-                vfs.setdefault(parent, {})[device.address] = reason
-            elif not device.function.virtual_functions:  # else its VFs are what would be offered
-                ports[device.address] = reason
-        yield from notes.left_out("GPU", gpus)
-        yield from notes.left_out("rail NIC", ports)
-        for parent, reasons in vfs.items():
-            yield from notes.vfs_left_out(parent, reasons)
-        for pair in self._topology.pairs:
-            if len(pair.gpus) > 1:
-                yield notes.group(pair, with_vfs=any(nic in self._vfs for nic in pair.nics))
-        yield from notes.halves(self._without_half)
-        yield from notes.too_long(self._too_long, _MAX_STRING)
-
-    # --- one pair
-    def _pair(self, pair: Pair) -> OfferedDevice | None:
-        """One GPU with its NICs. None where a half is not offered, or where the matching gives one
-        NIC to several GPUs (a group, which is no pair)."""
-        if len(pair.gpus) != 1 or pair.gpus[0] not in self._gpus:
+    def _unit(self, pair: Pair) -> _Unit | None:
+        """What of a matched pair is offered. None without a GPU, or where one of the NICs is not offered."""
+        gpus = tuple(self._gpus[address] for address in pair.gpus if address in self._gpus)
+        if not gpus:
             return None
         halves = [self._nic_of_pair(nic) for nic in pair.nics]
-        nics = [nic for nic in halves if nic is not None]
+        nics = tuple(nic for nic in halves if nic is not None)
         if not nics or len(nics) != len(halves):
-            self._without_half.append(pair.gpus[0])
+            self._without_half += [gpu.address for gpu in gpus]
             return None
         for nic in nics:
             self._taken[nic.function.physical_function or nic.address] += 1
             self._kept_for_pairs.add(nic.address)
-        gpu = self._gpus[pair.gpus[0]]
-        attributes: dict[str, AttributeValue] = {
-            **self._place(gpu.address),
-            **gpu_attributes(gpu),
-            **self._nic_attributes(nics),
-            names.KIND: names.KIND_PAIR,
-            names.DISTANCE: str(pair.distance),
-            names.TOPOLOGY_SOURCE: str(pair.source),
-            names.GPU_PCI_BUS_ID: gpu.address,
-        }
-        attributes.pop(names.PCIE_SWITCH, None)
-        if pair.pcie_switch:
-            attributes[names.PCIE_SWITCH] = pair.pcie_switch
-        self._put_joined(attributes, names.NIC_PCI_BUS_ID, (nic.address for nic in nics))
-        return OfferedDevice(
-            name=pair_name(gpu.address, [nic.address for nic in nics]),
-            kind=names.KIND_PAIR,
-            attributes=attributes,
-            capacity=gpu_capacity(gpu),
-            gpus=(gpu.address,),
-            nics=tuple(nic.address for nic in nics),
-        )
+        return _Unit(pair, gpus, nics)
 
     def _nic_of_pair(self, physical_function: str) -> Nic | None:
         """The next VF of the physical function, or the function itself where it has none at all: it would
@@ -181,108 +143,196 @@ class _Mapping:
         nic = self._nics.get(physical_function)
         return nic if nic is not None and used == 0 else None
 
-    # --- what may be offered
+    def _joined(self, unit: _Unit) -> OfferedDevice:
+        gpus, nics = [gpu.address for gpu in unit.gpus], [nic.address for nic in unit.nics]
+        attributes = self._describe.together(unit.pair, unit.gpus, unit.nics)
+        if len(gpus) == 1:
+            name, kind = pair_name(gpus[0], nics), names.KIND_PAIR
+        else:
+            name, kind = group_name(gpus, nics), names.KIND_GROUP
+            attributes |= {names.GPU_COUNT: len(gpus), names.NIC_COUNT: len(nics)}
+        sizes = [gpu.memory_bytes for gpu in unit.gpus]
+        size = sum(one or 0 for one in sizes) if all(sizes) else None
+        return _device(name, kind, attributes, memory(size), gpus=tuple(gpus), nics=tuple(nics))
+
+    # --- GPUs alone
+    def gpus(self) -> list[OfferedDevice]:
+        return _in_switch_order(
+            [
+                _device(
+                    device_name("gpu", gpu.address),
+                    names.KIND_GPU,
+                    self._describe.place(gpu.address) | gpu_attributes(gpu),
+                    memory(gpu.memory_bytes),
+                    gpus=(gpu.address,),
+                )
+                for gpu in self._gpus.values()
+            ]
+        )
+
+    def partitions(self) -> list[OfferedDevice]:
+        """The parts into which GPUs are cut, as the machine's owner cut them."""
+        return _in_switch_order(
+            [
+                _device(
+                    f"{device_name('gpu', gpu.address)}-{part.name}",
+                    names.KIND_GPU_PARTITION,
+                    self._describe.place(gpu.address) | partition_attributes(gpu, part),
+                    memory(part.memory_bytes),
+                    gpus=(gpu.address,),
+                    partition=part.name,
+                )
+                for gpu in self._partitioned
+                for part in gpu.partitions
+            ]
+        )
+
+    # --- NICs alone
+    def lone_nics(self) -> list[OfferedDevice]:
+        """VFs of rails, and rails without VFs as they are, less those kept for pairs."""
+        devices = []
+        for port in self._ports():
+            if port in self._vfs or self._functions[port].virtual_functions:
+                vfs = self._vfs.get(port, [])
+                kept = self._kept_for_pairs if len(vfs) > 1 and not self.options.share_pair_vfs else set()
+                alone = [vf for vf in vfs if vf.address not in kept]
+            else:
+                alone = [self._nics[port]] if port in self._nics else []
+            devices += [self._lone_nic(port, nic) for nic in alone[: self.options.lone_vfs]]
+        return devices
+
+    def _lone_nic(self, port: str, nic: Nic) -> OfferedDevice:
+        return _device(
+            device_name("vf" if nic.is_vf else "pf", nic.address),
+            names.KIND_RDMA_VF,
+            self._describe.place(nic.address) | self._describe.nics([nic]),
+            {},
+            nics=(nic.address,),
+            section=f"{port}/{(nic.vf_index or 0) // _SECTION}",
+        )
+
+    def _ports(self) -> list[str]:
+        """Rails that are no VF of another, offered or not, and the parents of VFs; switch by switch."""
+        roles, switches = self._topology.roles, self._topology.switches
+        rails = [
+            nic.address
+            for nic in self._inventory.nics
+            if not nic.is_vf and roles.get(nic.address) == Role.RAIL
+        ]
+        ports = list(dict.fromkeys([*rails, *self._vfs]))
+        return _grouped(ports, switches.get)
+
+    def sections(self) -> dict[str, int]:
+        gpus, groups = self._inventory.gpus, sum(len(pair.gpus) > 1 for pair in self._topology.pairs)
+        if self.options.switch_groups:
+            groups += len(set(self._topology.switches.values()))
+        found = {_GPUS: groups + sum(2 + len(gpu.partitions) for gpu in gpus)}
+        for port in self._ports():
+            parent = self._functions.get(port)
+            count = max(1, len(parent.virtual_functions) if parent else len(self._vfs[port]))
+            for start in range(0, count, _SECTION):
+                found[f"{port}/{start // _SECTION}"] = min(_SECTION, count - start)
+        return found
+
+    # --- what is not offered
+    def notes(self) -> Iterator[str]:
+        """What is not offered, and why. Call when all devices are made."""
+        gpus, ports, vfs = dict[str, str](), dict[str, str](), dict[str, dict[str, str]]()
+        for device, reason in self._refused:
+            parent = device.function.physical_function
+            if isinstance(device, Gpu):
+                gpus[device.address] = reason
+            elif parent is not None:
+                vfs.setdefault(parent, {})[device.address] = reason
+            elif not device.function.virtual_functions:  # else its VFs are what would be offered
+                ports[device.address] = reason
+        if not self._drivers_known and (self._gpus or self._nics):
+            yield notes.NO_DRIVERS
+        yield from notes.left_out("GPU", gpus)
+        yield from notes.left_out("rail NIC", ports)
+        for parent, reasons in vfs.items():
+            yield from notes.vfs_left_out(parent, reasons)
+        yield from notes.halves(self._without_half)
+        yield from notes.too_long(self._describe.too_long, MAX_STRING)
+
     def _obstacle(self, device: Gpu | Nic) -> str | None:
         """Why a pod could not use a GPU or NIC, or must not; None where nothing is in the way."""
         function = device.function
-        if device.address in self._options.excluded:
+        if device.address in self.options.excluded:
             return "the node's uplink"
         if function.driver is None:
-            return "no driver"
-        if function.driver in _PASS_THROUGH:
+            return "no driver" if self._drivers_known else None
+        if function.driver in PASS_THROUGH:
             return f"held by driver {function.driver} for a virtual machine or a program in user space"
         if isinstance(device, Gpu):
-            return "in MIG mode" if device.partition_mode == _MIG else None
+            resource = self.options.handed_out.get(device.vendor)
+            if resource is not None:
+                return notes.handed_out(resource)
+            if device.partition_mode == _MIG:
+                return _NOT_WHOLE if device.partitions else "in MIG mode, and no instance is made"
+            return None
         if not function.rdma_devices:
             return "RDMA device in another network namespace" if function.has_rdma else "no RDMA device"
         return None
 
-    # --- attributes
-    def _place(self, address: str) -> dict[str, AttributeValue]:
-        """Where a function sits; what is not known is left out, never guessed."""
-        function = self._functions[address]
-        place: dict[str, AttributeValue] = {names.PCI_BUS_ID: address}
-        if function.pcie_root:
-            place[names.PCIE_ROOT] = function.pcie_root
-        numa_node = self._topology.numa_nodes.get(address)
-        if numa_node is not None:
-            place[names.NUMA_NODE] = numa_node
-        switch = self._topology.switches.get(address)
-        if switch:
-            place[names.PCIE_SWITCH] = switch
-        rail = self._topology.rails.get(address)
-        if rail is not None:
-            place[names.RAIL] = rail
-        place[names.MACHINE_CLASS] = str(self._topology.machine_class)
-        place[names.TOPOLOGY_SOURCE] = str(self._topology.sources.get(address, Source.NUMA))
-        return place
 
-    def _nic_attributes(self, nics: Sequence[Nic]) -> dict[str, AttributeValue]:
-        first = nics[0]
-        parent = self._functions.get(first.function.physical_function or first.address, first.function)
-        found: dict[str, AttributeValue] = {names.MODE: "vf" if first.is_vf else "pf"}
-        if first.vf_index is not None:
-            found[names.VF_INDEX] = first.vf_index
-            found[names.PF_PCI_BUS_ID] = parent.address
-        if parent.netdevs:
-            found[names.PF_NAME] = parent.netdevs[0].name
-            # a VF's own link speed is unknown while it is down or away; its physical function's is the port's
-            if parent.netdevs[0].speed:
-                found[names.LINK_SPEED] = parent.netdevs[0].speed
-        rdma = [device for nic in nics for device in nic.function.rdma_devices]
-        if rdma and rdma[0].link_layer:
-            found[names.LINK_LAYER] = rdma[0].link_layer
-        if rdma and names.LINK_SPEED not in found and rdma[0].rate:
-            found[names.LINK_SPEED] = rdma[0].rate * 1000
-        self._put_joined(found, names.RDMA_DEVICE, (device.name for device in rdma))
-        return found
-
-    def _put_joined(self, attributes: dict[str, AttributeValue], name: str, values: Iterable[str]) -> None:
-        """Several values in one string, as long as the API's limit allows; else the attribute is left out."""
-        joined = ",".join(values)
-        if len(joined.encode()) > _MAX_STRING:
-            self._too_long[name] += 1
-        elif joined:
-            attributes[name] = joined
-
-    def _in_switch_order(self, devices: list[OfferedDevice]) -> list[OfferedDevice]:
-        """Stable: switches in the order of their first device, unknown switches last in PCI order."""
-        order: dict[object, int] = {}
-        for device in devices:
-            order.setdefault(device.attributes.get(names.PCIE_SWITCH), len(order))
-        return sorted(devices, key=lambda d: order[d.attributes.get(names.PCIE_SWITCH)])
+def _in_switch_order(devices: list[OfferedDevice]) -> list[OfferedDevice]:
+    return _grouped(devices, lambda device: device.attributes.get(names.PCIE_SWITCH))
 
 
-def device_name(prefix: str, address: str) -> str:
-    """A DNS label from an address: ``gpu-0000-07-00-0``. Stable while the hardware stays in its place."""
-    return f"{prefix}-{address.replace(':', '-').replace('.', '-')}"
+def _grouped(items: list[Item], key: Callable[[Item], object]) -> list[Item]:
+    """Stable: what has one key together, keys in the order of their first items."""
+    order: dict[object, int] = {}
+    for item in items:
+        order.setdefault(key(item), len(order))
+    return sorted(items, key=lambda item: order[key(item)])
 
 
-def pair_name(gpu: str, nics: Sequence[str]) -> str:
-    """``pair-0000-07-00-0-0000-0c-00-1``: both halves, so that a name means the same hardware for good, also after
-    another VF had to take the place of the first. Where that is too long for a DNS label a digest names the NICs."""
-    name = "-".join([device_name("pair", gpu), *(device_name("", nic)[1:] for nic in nics)])
-    if len(name) <= _MAX_NAME:
-        return name
-    return f"{device_name('pair', gpu)}-{hashlib.sha256(','.join(nics).encode()).hexdigest()[:10]}"
+def _whole_switches(units: Iterable[_Unit]) -> list[_Unit]:
+    """All of a switch as one, where the matching made several units below it."""
+    below: defaultdict[str, list[_Unit]] = defaultdict(list)
+    for unit in units:
+        if unit.pair.pcie_switch:
+            below[unit.pair.pcie_switch].append(unit)
+    found = []
+    for switch, held in below.items():
+        if len(held) == 1:
+            continue
+        sources = {unit.pair.source for unit in held}
+        whole = Pair(
+            gpus=tuple(gpu.address for unit in held for gpu in unit.gpus),
+            nics=tuple(nic for unit in held for nic in unit.pair.nics),
+            distance=worst(unit.pair.distance for unit in held),
+            pcie_switch=switch,
+            source=sources.pop()
+            if len(sources) == 1
+            else Source.OVERRIDE,  # only an override makes a mixture
+        )
+        gpus = tuple(gpu for unit in held for gpu in unit.gpus)
+        found.append(_Unit(whole, gpus, tuple(nic for unit in held for nic in unit.nics)))
+    return found
 
 
-def gpu_attributes(gpu: Gpu) -> dict[str, AttributeValue]:
-    known = {
-        names.VENDOR: str(gpu.vendor),
-        names.PRODUCT: gpu.product,
-        names.UUID: gpu.uuid,
-        names.ARCHITECTURE: gpu.architecture,
-        # a plain string: "535.104.05" is no semantic version, and the API refuses it as one
-        names.DRIVER_VERSION: gpu.driver_version,
-    }
-    return {name: _cut(value) for name, value in known.items() if value}
-
-
-def gpu_capacity(gpu: Gpu) -> dict[str, int]:
-    return {names.MEMORY: gpu.memory_bytes} if gpu.memory_bytes else {}
-
-
-def _cut(value: str) -> str:
-    """One attribute that is too long would keep all of the node's devices from being published."""
-    return value.encode()[:_MAX_STRING].decode(errors="ignore")
+def _device(
+    name: str,
+    kind: str,
+    attributes: Attributes,
+    capacity: dict[str, int],
+    *,
+    gpus: tuple[str, ...] = (),
+    nics: tuple[str, ...] = (),
+    partition: str | None = None,
+    section: str = _GPUS,
+) -> OfferedDevice:
+    published, facts = split(attributes | {names.KIND: kind})
+    return OfferedDevice(
+        name,
+        kind,
+        published,
+        capacity,
+        gpus=gpus,
+        nics=nics,
+        partition=partition,
+        facts=facts,
+        section=section,
+    )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from railmate.topology.model import Pair
-from railmate_api import attributes as names
+NO_DRIVERS = "no PCI function here has a driver, so drivers are unknown and every device is taken as usable"
 
 
 def left_out(what: str, reasons: Mapping[str, str]) -> Iterator[str]:
@@ -27,17 +26,12 @@ def vfs_left_out(parent: str, reasons: Mapping[str, str]) -> Iterator[str]:
         )
 
 
-def group(pair: Pair, with_vfs: bool) -> str:
-    """Why there is no pair device where GPUs share their NICs. ``with_vfs``: VFs of these NICs are offered."""
-    one = len(pair.nics) == 1
-    said = (
-        f"{len(pair.gpus)} GPUs share NIC{'' if one else 's'} {', '.join(pair.nics)}: "
-        "no pair device is offered for them"
+def handed_out(resource: str) -> str:
+    """Why a GPU is left to a device plugin on the same node."""
+    return (
+        f"a device plugin on this node hands out {resource}, and a GPU must have one giver. Take the device plugin "
+        "from the node, or, where it hands out other GPUs, start railmate with --device-plugins=ignore"
     )
-    if not with_vfs:
-        return f"{said}, nor a VF, as {'it has' if one else 'they have'} none that a pod can use"
-    common = names.PCIE_SWITCH if pair.pcie_switch else names.NUMA_NODE
-    return f"{said}; ask for a GPU and a VF with matchAttribute {common}"
 
 
 def halves(gpus: Sequence[str]) -> Iterator[str]:

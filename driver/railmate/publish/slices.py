@@ -4,6 +4,9 @@ the same slices, byte for byte.
 Limits (k8s.io/api resource/v1): counter sets and devices are in separate slices; 8 counter sets a
 slice; 128 devices a slice, 64 where one of them consumes counters or is tainted. A taint may come to any
 device at any time and must not move the others from slice to slice, so there are never more than 64.
+
+Names of attributes are written without their domain where that is the driver's: to the API it is the same, and
+half of the bytes of a node's slices are such names.
 """
 
 from __future__ import annotations
@@ -44,17 +47,44 @@ def check_names(driver: str, node: str) -> None:
         )
 
 
-def slice_specs(offer: Offer, taints: Mapping[str, str] = _NO_TAINTS) -> list[Spec]:
+def slice_specs(
+    offer: Offer, taints: Mapping[str, str] = _NO_TAINTS, driver: str = DRIVER_NAME
+) -> list[Spec]:
     """The parts of the specs that depend on the offer, in slice order; at least one, so that an empty
     node shows that its driver is up. ``taints``: see ``resource_slices``."""
     specs: list[Spec] = [
         {"sharedCounters": chunk} for chunk in _chunks(_counter_sets(offer), MAX_SETS_PER_SLICE)
     ]
     specs += [
-        {"devices": [_device(device, taints.get(device.name)) for device in group]}
-        for group in _chunks(offer.devices, MAX_DEVICES_PER_SLICE)
+        {"devices": [_device(device, driver, taints.get(device.name)) for device in group]}
+        for group in _by_section(offer)
+        if group
     ]
     return specs or [{"devices": []}]
+
+
+def _by_section(offer: Offer) -> list[list[OfferedDevice]]:
+    """Devices slice by slice. A section is cut only where it may not fit into one slice, and a slice is filled by
+    what its sections may grow to, so that a device that comes or goes changes one slice and moves no other device."""
+    held: dict[str, list[OfferedDevice]] = {}
+    for device in offer.devices:
+        held.setdefault(device.section, []).append(device)
+    sizes = {section: max(len(held[section]), offer.sections.get(section, 0)) for section in held}
+    order = [*(section for section in held if section not in offer.sections), *offer.sections]
+    slices: list[list[OfferedDevice]] = []
+    room = 0
+    for section in order:
+        size = sizes.get(section, offer.sections.get(section, 0))
+        chunks = _chunks(held.get(section, []), MAX_DEVICES_PER_SLICE)
+        if size > room:
+            needed = -(-size // MAX_DEVICES_PER_SLICE)
+            slices += [list(chunk) for chunk in chunks] + [[] for _ in range(needed - len(chunks))]
+            room = -size % MAX_DEVICES_PER_SLICE
+        else:
+            room -= size
+            for chunk in chunks:
+                slices[-1] += chunk
+    return slices
 
 
 def slice_name(index: int, driver: str, node: str) -> str:
@@ -83,7 +113,7 @@ def resource_slices(
     ``taints``: names of devices that do not work, and why (a label's value). They are kept from new claims, and
     are all that differs from the slices without them.
     """
-    specs = slice_specs(offer, taints)
+    specs = slice_specs(offer, taints, driver)
     return [
         {
             "apiVersion": "resource.k8s.io/v1",
@@ -98,6 +128,23 @@ def resource_slices(
         }
         for index, spec in enumerate(specs)
     ]
+
+
+def gate_probe(driver: str, node: str) -> dict[str, Any]:
+    """A slice with every field that a server may drop, to be tried and not kept."""
+    counter = {"probe": {"value": "1"}}
+    device = {
+        "name": "probe",
+        "consumesCounters": [{"counterSet": "probe", "counters": counter}],
+        "taints": [{"key": TAINT_UNHEALTHY, "effect": _TAINT_EFFECT}],
+    }
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": slice_name(0xFFFFF, driver, node)},
+        "spec": {"driver": driver, "nodeName": node, "pool": pool, "devices": [device]},
+    }
 
 
 def keep_taint_times(wanted: Sequence[dict[str, Any]], stored: Sequence[dict[str, Any]]) -> None:
@@ -130,28 +177,36 @@ def _metadata(name: str, node: str, node_uid: str | None) -> dict[str, Any]:
 
 def _counter_sets(offer: Offer) -> list[dict[str, Any]]:
     return [
-        {"name": name, "counters": {counter: {"value": "1"} for counter in counters}}
+        {"name": name, "counters": {counter: {"value": str(units)} for counter, units in counters.items()}}
         for name, counters in offer.counter_sets.items()
     ]
 
 
-def _device(device: OfferedDevice, taint: str | None) -> dict[str, Any]:
+def _device(device: OfferedDevice, driver: str, taint: str | None) -> dict[str, Any]:
     body: dict[str, Any] = {
         "name": device.name,
-        "attributes": {name: api_attribute(value) for name, value in sorted(device.attributes.items())},
+        "attributes": {
+            _written(name, driver): api_attribute(value) for name, value in sorted(device.attributes.items())
+        },
     }
     if device.capacity:
         body["capacity"] = {
-            name: {"value": quantity(value)} for name, value in sorted(device.capacity.items())
+            _written(name, driver): {"value": quantity(value)}
+            for name, value in sorted(device.capacity.items())
         }
     if device.consumes:
         by_set: dict[str, dict[str, Any]] = {}
-        for counter_set, counter in device.consumes:
-            by_set.setdefault(counter_set, {})[counter] = {"value": "1"}
+        for counter_set, counter, units in device.consumes:
+            by_set.setdefault(counter_set, {})[counter] = {"value": str(units)}
         body["consumesCounters"] = [{"counterSet": name, "counters": c} for name, c in by_set.items()]
     if taint is not None:
         body["taints"] = [{"key": TAINT_UNHEALTHY, "value": taint, "effect": _TAINT_EFFECT}]
     return body
+
+
+def _written(name: str, driver: str) -> str:
+    """A name without domain is in the driver's (k8s.io/api resource/v1, QualifiedName)."""
+    return name.removeprefix(f"{driver}/")
 
 
 def api_attribute(value: AttributeValue) -> dict[str, Any]:

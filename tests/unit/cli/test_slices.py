@@ -57,14 +57,37 @@ def test_names_that_are_given_are_used(machine_root: Root, capsys: pytest.Captur
         assert document["metadata"]["name"].endswith("-fabric.example.com-node1")
 
 
-def test_share_pair_vfs_offers_more(machine_root: Root, capsys: pytest.CaptureFixture[str]) -> None:
+def test_under_another_driver_the_attributes_keep_their_domain(
+    machine_root: Root, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A claim or class that names railmate.dev/pcieSwitch works whatever the driver is called."""
+    text = slices(machine_root("dgx-a100", 4), capsys, "--driver-name", "fabric.example.com")
+    assert all(f"railmate.dev/{SWITCH}" in one and SWITCH not in one for one in devices(text))
+
+
+@pytest.mark.parametrize(
+    ("flags", "more"),
+    [
+        (["--share-pair-vfs"], 8),
+        (["--lone-vfs", "all"], 0),
+        (["--lone-vfs=1"], -16),
+        (["--lone-vfs=none"], -24),
+        (["--switch-groups"], 4),
+    ],
+)
+def test_flags_say_how_much_is_offered(
+    machine_root: Root, capsys: pytest.CaptureFixture[str], flags: list[str], more: int
+) -> None:
     root = machine_root("dgx-a100", 4)
+    assert len(devices(slices(root, capsys, *flags))) == len(devices(slices(root, capsys))) + more
 
-    def count(*more: str) -> int:
-        documents = yaml.safe_load_all(slices(root, capsys, *more))
-        return sum(len(document["spec"].get("devices", [])) for document in documents)
 
-    assert count("--share-pair-vfs") - count() == 8
+@pytest.mark.parametrize("bad", ["some", "-1", "1.5", ""])
+def test_lone_vfs_that_are_no_number_are_bad_usage(capsys: pytest.CaptureFixture[str], bad: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["slices", f"--lone-vfs={bad}"])
+    assert ended.value.code == 2
+    assert "neither all, none nor a number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -86,7 +109,7 @@ def devices(text: str) -> list[dict[str, dict[str, object]]]:
     return [device["attributes"] for document in documents for device in document["spec"].get("devices", [])]
 
 
-SWITCH, SOURCE = "railmate.dev/pcieSwitch", "railmate.dev/topologySource"
+SWITCH, SOURCE = "pcieSwitch", "topologySource"  # in the driver's own domain
 OVERRIDE = """\
 apiVersion: railmate.dev/v1alpha1
 kind: TopologyOverride

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from railmate.kube.errors import ApiError
-from railmate.publish.controller import SliceController, dropped_fields
+from railmate.publish.controller import SliceController
 from railmate.publish.model import Offer, OfferedDevice
 
 DRIVER, NODE = "railmate.dev", "node1"
@@ -19,13 +19,13 @@ PATIENCE = 5.0
 
 
 def offer(devices: int = 3, counted: bool = True) -> Offer:
-    consumes = (("switch-0", "gpu-0"),) if counted else ()
+    consumes = (("switch-0", "gpu-0", 1),) if counted else ()
     return Offer(
         tuple(
             OfferedDevice(f"gpu-{i}", "gpu", {"railmate.dev/rail": i}, consumes=consumes)
             for i in range(devices)
         ),
-        {"switch-0": ("gpu-0",)} if counted else {},
+        {"switch-0": {"gpu-0": 1}} if counted else {},
     )
 
 
@@ -58,6 +58,11 @@ class FakeApi:
         if body["metadata"]["name"] in self.slices:
             raise ApiError("exists", 409)
         return self._store("create", body)
+
+    def try_slice(self, body: dict[str, Any]) -> dict[str, Any]:
+        body = copy.deepcopy(body)
+        self.drop(body["spec"])
+        return body
 
     def update_slice(self, body: dict[str, Any]) -> dict[str, Any]:
         stored = self.slices.get(body["metadata"]["name"])
@@ -265,45 +270,6 @@ def test_what_somebody_altered_between_write_and_look_is_put_right(api: FakeApi)
     one.sync()
     one.sync()
     assert api.specs()[0]["sharedCounters"]
-
-
-# --- a server that drops fields
-def drop_counters(spec: dict[str, Any]) -> None:
-    spec.pop("sharedCounters", None)
-    for device in spec.get("devices", []):
-        device.pop("consumesCounters", None)
-
-
-def test_server_that_drops_fields_is_written_to_once(api: FakeApi, caplog: pytest.LogCaptureFixture) -> None:
-    api.drop = drop_counters
-    one = controller(api)
-    one.sync()
-    api.writes.clear()
-    one.sync()
-    one.sync()
-    assert api.writes == []
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert any("consumesCounters" in text and "DRAPartitionableDevices" in text for text in warnings)
-
-
-def test_wiped_slices_come_back_also_without_the_dropped_fields(api: FakeApi) -> None:
-    api.drop = drop_counters
-    one = controller(api)
-    one.sync()
-    api.wipe()
-    one.sync()
-    assert [device["name"] for device in api.specs()[1]["devices"]] == ["gpu-0", "gpu-1", "gpu-2"]
-    api.writes.clear()
-    one.sync()
-    assert api.writes == []
-
-
-def test_dropped_fields_are_named_at_any_depth() -> None:
-    sent = {"a": 1, "devices": [{"name": "x", "consumesCounters": [1]}, {"name": "y"}], "empty": []}
-    assert dropped_fields(sent, {"a": 1, "devices": [{"name": "x"}, {"name": "y"}]}) == {"consumesCounters"}
-    assert dropped_fields(sent, sent) == set()
-    assert dropped_fields(sent, sent | {"added": True}) == set()
-    assert dropped_fields({"a": {"b": 1}}, {"a": {}}) == {"b"}
 
 
 # --- the loop

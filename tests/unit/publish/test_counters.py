@@ -45,7 +45,7 @@ def test_devices_exclude_each_other_exactly_when_they_share_hardware(
     offer = assign_counters(devices, switch_of)
     exclusive(offer)
     assert all(0 < len(counters) <= 32 for counters in offer.counter_sets.values())
-    assert all(len({name for name, _ in one.consumes}) <= 2 for one in offer.devices)
+    assert all(len({name for name, _, _ in one.consumes}) <= 2 for one in offer.devices)
     assert [one.name for one in offer.devices] == [one.name for one in devices], "the order is the caller's"
 
 
@@ -91,8 +91,21 @@ def test_nics_too_many_for_a_set_are_offered_only_with_their_gpu(nics: int, alon
     exclusive(offer)
 
 
-def test_too_many_gpus_with_one_nic_are_a_mistake_that_is_told() -> None:
+def test_more_gpus_than_a_set_has_counters_are_offered_one_by_one() -> None:
     gpus = [f"0000:{g:02x}:00.0" for g in range(40)]
     devices = [device("all", tuple(gpus)), *(device(f"gpu{g}", (gpu,)) for g, gpu in enumerate(gpus))]
-    with pytest.raises(ValueError, match="40 GPUs and NICs"):
-        assign_counters(devices, {})
+    offer = assign_counters(devices, {})
+    assert [one.name for one in offer.devices] == [one.name for one in devices[1:]]
+    assert "40 counters" in offer.notes[0]
+
+
+def test_nic_that_goes_nowhere_without_its_gpu_needs_no_counter() -> None:
+    gpu, nic = "0000:01:00.0", "0000:02:00.0"
+    devices = [
+        device("pair", (gpu,), (nic,)),
+        device("group", (gpu, "0000:03:00.0"), (nic,)),
+        device("gpu", (gpu,)),
+    ]
+    offer = assign_counters(devices, {})
+    assert [list(held) for held in offer.counter_sets.values()] == [["gpu-0000-01-00-0"]]
+    exclusive(offer)

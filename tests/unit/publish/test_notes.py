@@ -15,6 +15,7 @@ from railmate.publish.devices import OfferOptions, build_offer
 from railmate.publish.model import Offer
 from railmate.topology.analyze import analyze
 from railmate_api import attributes as names
+from unit.publish.offers import check_invariants
 
 Scanned = Callable[[str, int], Inventory]
 MODELS = {
@@ -64,33 +65,13 @@ def test_notes_are_no_part_of_what_is_published(scanned: Scanned) -> None:
     assert noted.by_name == offer.by_name
 
 
-def test_gpus_that_share_a_nic_are_told_to_ask_for_gpu_and_vf_at_one_switch() -> None:
+def test_gpus_that_share_a_nic_are_a_group_and_need_no_note() -> None:
     offer = offer_of(one_switch(gpus=4, nics=1, vfs=4))
-    assert offer.notes == (
-        "4 GPUs share NIC 0000:40:00.0: no pair device is offered for them; "
-        f"ask for a GPU and a VF with matchAttribute {names.PCIE_SWITCH}",
-    )
+    assert offer.notes == ()
+    (group,) = [device for device in offer.devices if device.kind == names.KIND_GROUP]
+    assert len(group.gpus) == 4
     vfs = [device for device in offer.devices if device.kind == names.KIND_RDMA_VF]
-    gpus = [device for device in offer.devices if device.kind == names.KIND_GPU]
-    assert len(vfs) == len(gpus) == 4
-    assert len({device.attributes[names.PCIE_SWITCH] for device in vfs + gpus}) == 1, "the advice works"
-
-
-def test_without_a_switch_the_advice_is_the_numa_node() -> None:
-    tree = "pci0000:00 numa=0\n" + "\n".join(
-        f"  00:0{i}.0 port\n    0{i}:00.0 {what}"
-        for i, what in enumerate(["gpu", "gpu", "nic rdma=mlx5_0"], start=1)
-    )
-    offer = offer_of(inventory_of(with_vfs(synthetic(tree, MODELS), ["0000:03:00.0"], 2, MODELS)))
-    (note,) = offer.notes
-    assert note.startswith("2 GPUs share NIC 0000:03:00.0: ")
-    assert note.endswith(f"matchAttribute {names.NUMA_NODE}")
-
-
-def test_a_shared_nic_without_vfs_is_not_advised() -> None:
-    (note,) = offer_of(one_switch(gpus=2, nics=1, vfs=0)).notes
-    assert "nor a VF, as it has none" in note
-    assert "matchAttribute" not in note
+    assert len(vfs) == 3, "one is the group's"
 
 
 def test_nics_without_rdma_device_are_named_once(scanned: Scanned) -> None:
@@ -112,9 +93,9 @@ def test_a_nic_whose_rdma_device_is_elsewhere_is_not_called_one_without(scanned:
 
 
 def test_the_uplink_is_named_and_its_gpu_too(scanned: Scanned) -> None:
-    offer = offer_of(scanned("dgx-a100", 0), excluded=frozenset({"0000:0c:00.0"}))
+    offer = offer_of(scanned("dgx-a100", 0), excluded=frozenset({"0000:12:00.0"}))
     assert offer.notes == (
-        "rail NIC 0000:0c:00.0 is not offered: the node's uplink",
+        "rail NIC 0000:12:00.0 is not offered: the node's uplink",
         "GPU 0000:07:00.0 is offered without a pair device: "
         "a NIC of its pair is not offered or has no VF left",
     )
@@ -133,7 +114,7 @@ def test_a_gpu_in_mig_mode_or_without_driver_is_named(scanned: Scanned) -> None:
     first, *others = inventory.gpus
     inventory = replace(inventory, gpus=(replace(first, partition_mode="MIG"), *others))
     assert offer_of(inventory).notes == (
-        "GPU 0000:07:00.0 is not offered: in MIG mode",
+        "GPU 0000:07:00.0 is not offered: in MIG mode, and no instance is made",
         "GPU 0000:0f:00.0 is not offered: no driver",
     )
 
@@ -157,17 +138,19 @@ def test_vfs_of_a_gpu_with_too_many_for_a_counter_set_are_offered_in_its_pair_on
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 6), st.integers(1, 64), st.integers(0, 3), st.booleans())
-def test_any_offer_is_within_the_limits_of_counters(gpus: int, nics: int, vfs: int, share: bool) -> None:
-    offer = offer_of(one_switch(gpus, nics, vfs), share_pair_vfs=share)
-    assert all(0 < len(held) <= 32 for held in offer.counter_sets.values())
-    names_of = {(name, counter) for name, held in offer.counter_sets.items() for counter in held}
-    users: dict[str, int] = {}
-    for device in offer.devices:
-        assert len({name for name, _ in device.consumes}) <= 2
-        assert set(device.consumes) <= names_of
-        for part in device.gpus + device.nics:
-            users[part] = users.get(part, 0) + 1
-    for device in offer.devices:
-        shared = sum(users[part] > 1 for part in device.gpus + device.nics)
-        assert len(device.consumes) == shared, "a counter for each piece of hardware with several names"
+@given(st.integers(1, 16), st.integers(1, 64), st.integers(0, 3), st.booleans(), st.booleans())
+def test_any_offer_keeps_the_invariants(gpus: int, nics: int, vfs: int, share: bool, groups: bool) -> None:
+    check_invariants(offer_of(one_switch(gpus, nics, vfs), share_pair_vfs=share, switch_groups=groups))
+
+
+def test_where_no_function_at_all_has_a_driver_drivers_are_unknown_and_devices_offered() -> None:
+    inventory = one_switch(2, 2, 2)
+    bare = inventory
+    for address in inventory.functions:
+        bare = changed(bare, address, driver=None)
+    offer = offer_of(bare)
+    assert [one.name for one in offer.devices] == [one.name for one in offer_of(inventory).devices]
+    (note,) = offer.notes
+    assert "no PCI function here has a driver" in note
+    one_driver = changed(bare, "0000:10:00.0", driver="nvidia")
+    assert any("not offered: no driver" in note for note in offer_of(one_driver).notes)

@@ -3,55 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from railmate.inventory.model import Gpu, Inventory, Nic
-from railmate.publish.devices import OfferOptions, build_offer, gpu_attributes
-from railmate.publish.model import Offer, OfferedDevice
+from railmate.publish.attributes import gpu_attributes
 from railmate.topology.analyze import analyze
 from railmate_api import attributes as names
-
-Scanned = Callable[[str, int], Inventory]
-DGX_SWITCHES = ["0000:01:00.0", "0000:41:00.0", "0000:81:00.0", "0000:b1:00.0"]
-
-
-def offer_of(inventory: Inventory, **options: object) -> Offer:
-    return build_offer(inventory, analyze(inventory), OfferOptions(**options))  # type: ignore[arg-type]
-
-
-def of_kind(offer: Offer, kind: str) -> list[OfferedDevice]:
-    return [device for device in offer.devices if device.kind == kind]
-
-
-def parent_of(inventory: Inventory, nic: str) -> str:
-    return inventory.functions[nic].physical_function or nic
-
-
-def check_invariants(offer: Offer) -> None:
-    """What the API server and the scheduler need of any offer, and what keeps hardware from going out twice."""
-    assert len({device.name for device in offer.devices}) == len(offer.devices)
-    counters = [(name, counter) for name, held in offer.counter_sets.items() for counter in held]
-    assert len(set(counters)) == len(counters)
-    assert len({counter for _, counter in counters}) == len(counters), (
-        "one counter for each piece of hardware"
-    )
-    assert all(len(held) <= 32 for held in offer.counter_sets.values())
-    consumed = {counter for device in offer.devices for counter in device.consumes}
-    assert consumed == set(counters), "no counter without a user, no user without a counter"
-    users = Counter(part for device in offer.devices for part in device.gpus + device.nics)
-    for device in offer.devices:
-        assert len({name for name, _ in device.consumes}) <= 2
-        assert len(device.attributes) + len(device.capacity) <= 32
-        assert all(len(v.encode()) <= 64 for v in device.attributes.values() if isinstance(v, str))
-        assert all(v != "" for v in device.attributes.values())
-        counted = {counter for _, counter in device.consumes}
-        for part in device.gpus + device.nics:
-            label = part.replace(":", "-").replace(".", "-")
-            has_counter = bool(counted & {f"gpu-{label}", f"vf-{label}"})
-            assert has_counter == (users[part] > 1), f"{device.name}: {part}"
+from unit.publish.offers import (
+    DGX_SWITCHES,
+    Scanned,
+    away_from_home,
+    check_invariants,
+    of_kind,
+    offer_of,
+    parent_of,
+    shuffled,
+    without_driver,
+)
 
 
 @pytest.mark.parametrize("share", [False, True])
@@ -79,14 +48,14 @@ def test_pairs_of_dgx_a100_are_the_right_ones(scanned: Scanned) -> None:
         for device in of_kind(offer_of(inventory), "pair")
     }
     assert pairs == {
-        "0000:07:00.0": ["0000:0c:00.0"],
-        "0000:0f:00.0": ["0000:12:00.0"],
-        "0000:47:00.0": ["0000:4b:00.0"],
-        "0000:4e:00.0": ["0000:54:00.0"],
-        "0000:87:00.0": ["0000:8d:00.0"],
-        "0000:90:00.0": ["0000:94:00.0"],
-        "0000:b7:00.0": ["0000:ba:00.0"],
-        "0000:bd:00.0": ["0000:cc:00.0"],
+        "0000:07:00.0": ["0000:12:00.0"],
+        "0000:0f:00.0": ["0000:0c:00.0"],
+        "0000:47:00.0": ["0000:54:00.0"],
+        "0000:4e:00.0": ["0000:4b:00.0"],
+        "0000:87:00.0": ["0000:94:00.0"],
+        "0000:90:00.0": ["0000:8d:00.0"],
+        "0000:b7:00.0": ["0000:cc:00.0"],
+        "0000:bd:00.0": ["0000:ba:00.0"],
     }
 
 
@@ -96,25 +65,45 @@ def test_pair_carries_both_halves(scanned: Scanned) -> None:
         names.KIND: "pair",
         names.PCIE_SWITCH: "0000:01:00.0",
         names.DISTANCE: "PXB",
-        names.TOPOLOGY_SOURCE: "sysfs",
-        names.MACHINE_CLASS: "switched",
         names.GPU_PCI_BUS_ID: "0000:07:00.0",
         names.NIC_PCI_BUS_ID: pair.nics[0],
         names.PCI_BUS_ID: "0000:07:00.0",
         names.PCIE_ROOT: "pci0000:00",
         names.NUMA_NODE: 3,
-        names.RAIL: 0,
+        names.RAIL: analyze(scanned("dgx-a100", 4)).rails[pair.nics[0]],
         names.VENDOR: "nvidia",
+        names.TOPOLOGY_SOURCE: "sysfs",
+    }
+    assert {name: pair.attributes.get(name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("name", ["dgx-a100", "b200-8gpu", "aws-p4d"])
+def test_all_that_is_known_can_be_published(scanned: Scanned, name: str) -> None:
+    less, everything = (offer_of(scanned(name, 0), all_attributes=every) for every in (False, True))
+    assert [one.name for one in everything.devices] == [one.name for one in less.devices]
+    for few, many in zip(less.devices, everything.devices, strict=True):
+        assert many.attributes == few.told == many.told
+        assert {names.TOPOLOGY_SOURCE, names.MACHINE_CLASS} <= many.attributes.keys()
+    check_invariants(everything)
+
+
+def test_the_pod_is_told_more_than_the_cluster(scanned: Scanned) -> None:
+    inventory = scanned("dgx-a100", 4)
+    pair = of_kind(offer_of(inventory), "pair")[0]
+    parent = inventory.functions[parent_of(inventory, pair.nics[0])]
+    wanted = {
+        names.LINK_LAYER: "Ethernet",
+        names.LINK_SPEED: 200000,
+        names.MACHINE_CLASS: "switched",
         names.DRIVER_VERSION: "535.183.01",
         names.MODE: "vf",
         names.VF_INDEX: 0,
-        names.PF_NAME: "enp12s0np0",
-        names.PF_PCI_BUS_ID: "0000:0c:00.0",
-        names.LINK_LAYER: "Ethernet",
-        names.LINK_SPEED: 200000,
-        names.RDMA_DEVICE: "mlx5_0v0",
+        names.PF_NAME: parent.netdevs[0].name,
+        names.PF_PCI_BUS_ID: parent.address,
+        names.RDMA_DEVICE: inventory.functions[pair.nics[0]].rdma_devices[0].name,
     }
-    assert {name: pair.attributes.get(name) for name in wanted} == wanted
+    assert {name: pair.facts.get(name) for name in wanted} == wanted
+    assert pair.told == {**pair.attributes, **pair.facts}
 
 
 def test_vf_carries_what_users_select_on(scanned: Scanned) -> None:
@@ -123,20 +112,28 @@ def test_vf_carries_what_users_select_on(scanned: Scanned) -> None:
         names.KIND: "rdma-vf",
         names.PCI_BUS_ID: vf.nics[0],
         names.PCIE_SWITCH: "0000:01:00.0",
-        names.PF_NAME: "enp12s0np0",
-        names.PF_PCI_BUS_ID: "0000:0c:00.0",
-        names.VF_INDEX: 1,
         names.RAIL: 0,
-        names.MODE: "vf",
         names.LINK_LAYER: "Ethernet",
+        names.LINK_SPEED: 200000,
     }
     assert {name: vf.attributes.get(name) for name in wanted} == wanted
+    assert vf.facts[names.VF_INDEX] == 1
 
 
-def test_without_vfs_the_whole_port_is_the_pairs_nic_and_nothing_is_offered_alone(scanned: Scanned) -> None:
+def test_without_vfs_the_whole_port_is_offered_in_its_pair_and_alone(scanned: Scanned) -> None:
     offer = offer_of(scanned("dgx-a100", 0))
-    assert Counter(device.kind for device in offer.devices) == {"pair": 8, "gpu": 8}
-    assert {pair.attributes[names.MODE] for pair in of_kind(offer, "pair")} == {"pf"}
+    assert Counter(device.kind for device in offer.devices) == {"pair": 8, "gpu": 8, "rdma-vf": 8}
+    assert {device.told[names.MODE] for device in offer.devices if device.nics} == {"pf"}
+    check_invariants(offer)
+
+
+def test_lone_vfs_are_as_many_as_is_said(scanned: Scanned) -> None:
+    for most, found in ((None, 24), (2, 16), (1, 8), (0, 0)):
+        offer = offer_of(scanned("dgx-a100", 4), lone_vfs=most)
+        assert len(of_kind(offer, "rdma-vf")) == found
+        assert len(of_kind(offer, "pair")) == 8
+        check_invariants(offer)
+    assert not of_kind(offer_of(scanned("dgx-a100", 0), lone_vfs=0), "rdma-vf")
 
 
 def test_a_single_vf_is_offered_both_ways_under_one_counter(scanned: Scanned) -> None:
@@ -182,68 +179,56 @@ def test_p5en_gives_each_gpu_its_two_nics(scanned: Scanned) -> None:
     assert pairs[0].attributes[names.NIC_PCI_BUS_ID] == "0000:55:00.0,0000:56:00.0"
 
 
-def test_p4d_where_gpus_share_a_nic_offers_no_pair(scanned: Scanned) -> None:
-    """A NIC between two GPUs is a group; as a pair of either it would be handed out twice."""
+def test_p4d_where_gpus_share_a_nic_offers_groups_and_no_pair(scanned: Scanned) -> None:
+    """A NIC between two GPUs as a pair of either would be handed out twice."""
     offer = offer_of(scanned("aws-p4d", 0))
-    assert Counter(device.kind for device in offer.devices) == {"gpu": 8}
-    assert all(names.PCIE_SWITCH not in gpu.attributes for gpu in offer.devices)
-    assert {gpu.attributes[names.TOPOLOGY_SOURCE] for gpu in offer.devices} == {"numa"}
-
-
-def test_mi300a_whose_nics_have_no_rdma_device_offers_its_gpus(scanned: Scanned) -> None:
-    offer = offer_of(scanned("tuolumne-mi300a", 0))
-    assert Counter(device.kind for device in offer.devices) == {"gpu": 4}
-    assert {gpu.attributes[names.VENDOR] for gpu in offer.devices} == {"amd"}
-
-
-# --- what is not offered
-def test_excluded_port_takes_its_pair_along_and_leaves_the_gpu(scanned: Scanned) -> None:
-    offer = offer_of(scanned("dgx-a100", 0), excluded=frozenset({"0000:0c:00.0"}))
-    assert not any(name.startswith("pair-0000-07-00-0") for name in offer.by_name)
-    assert "gpu-0000-07-00-0" in offer.by_name
+    assert Counter(device.kind for device in offer.devices) == {"group": 4, "gpu": 8, "rdma-vf": 4}
+    assert all(names.PCIE_SWITCH not in device.attributes for device in offer.devices)
+    assert {device.attributes[names.TOPOLOGY_SOURCE] for device in offer.devices} == {"numa"}
+    group = of_kind(offer, "group")[0]
+    wanted = {
+        names.GPU_COUNT: 2,
+        names.NIC_COUNT: 1,
+        names.GPU_PCI_BUS_ID: "0000:10:1c.0,0000:10:1d.0",
+        names.NIC_PCI_BUS_ID: "0000:10:1b.0",
+        names.DISTANCE: "PHB",
+        names.VENDOR: "nvidia",
+        names.NUMA_NODE: 0,
+    }
+    assert {name: group.attributes.get(name) for name in wanted} == wanted
+    assert (group.gpus, group.nics) == (("0000:10:1c.0", "0000:10:1d.0"), ("0000:10:1b.0",))
     check_invariants(offer)
 
 
-def test_excluded_vf_is_offered_under_no_name(scanned: Scanned) -> None:
-    offer = offer_of(scanned("dgx-a100", 4), excluded=frozenset({"0000:0c:00.1"}), share_pair_vfs=True)
-    assert not [device for device in offer.devices if "0000:0c:00.1" in device.nics]
-    assert offer.by_name["pair-0000-07-00-0-0000-0c-00-2"].nics == ("0000:0c:00.2",)
+def test_group_that_lost_a_gpu_is_a_pair_of_the_other(scanned: Scanned) -> None:
+    offer = offer_of(without_driver(scanned("aws-p4d", 0), "0000:10:1c.0"))
+    assert Counter(device.kind for device in offer.devices) == {"group": 3, "pair": 1, "gpu": 7, "rdma-vf": 4}
+    (pair,) = of_kind(offer, "pair")
+    assert (pair.gpus, pair.nics) == (("0000:10:1d.0",), ("0000:10:1b.0",))
+    check_invariants(offer)
 
 
-def test_gpu_without_driver_is_not_offered_and_its_vfs_are(scanned: Scanned) -> None:
-    inventory = without_driver(scanned("dgx-a100", 4), "0000:07:00.0")
-    offer = offer_of(inventory)
-    assert not [device for device in offer.devices if "0000:07:00.0" in device.gpus]
-    assert (
-        len([d for d in of_kind(offer, "rdma-vf") if parent_of(inventory, d.nics[0]) == "0000:0c:00.0"]) == 4
-    )
+def test_name_of_a_group_stands_for_its_hardware(scanned: Scanned) -> None:
+    whole = offer_of(scanned("dgx-a100", 2), switch_groups=True)
+    less = offer_of(without_driver(scanned("dgx-a100", 2), "0000:0c:00.1"), switch_groups=True)
+    names_of = [{one.name: one.parts for one in of_kind(offer, "group")} for offer in (whole, less)]
+    assert names_of[0].keys() != names_of[1].keys()
+    assert all(names_of[1].get(name, parts) == parts for name, parts in names_of[0].items())
 
 
-def test_vf_without_driver_is_skipped_for_the_next_one(scanned: Scanned) -> None:
-    offer = offer_of(without_driver(scanned("dgx-a100", 4), "0000:0c:00.1"))
-    assert offer.by_name["pair-0000-07-00-0-0000-0c-00-2"].nics == ("0000:0c:00.2",)
+@pytest.mark.parametrize("vfs", [0, 1, 4])
+def test_switch_groups_are_all_of_a_switch(scanned: Scanned, vfs: int) -> None:
+    offer = offer_of(scanned("dgx-a100", vfs), switch_groups=True)
+    check_invariants(offer)
+    groups = of_kind(offer, "group")
+    assert [group.attributes[names.PCIE_SWITCH] for group in groups] == DGX_SWITCHES
+    pairs = {part for pair in of_kind(offer, "pair") for part in pair.parts}
+    assert pairs == {part for group in groups for part in group.parts}, "they take no further VFs"
+    assert {group.attributes[names.GPU_COUNT] for group in groups} == {2}
 
 
-@pytest.mark.parametrize("how", ["no driver", "excluded"])
-def test_port_is_never_handed_out_whole_while_it_has_vfs(scanned: Scanned, how: str) -> None:
-    """Its VFs may be a virtual machine's (vfio) or the node's own; the port under them stays where it is."""
-    inventory, excluded = scanned("dgx-a100", 4), frozenset[str]()
-    vfs = inventory.functions["0000:0c:00.0"].virtual_functions
-    if how == "excluded":
-        excluded = frozenset(vfs)
-    else:
-        inventory = without_driver(inventory, *vfs)
-    offer = offer_of(inventory, excluded=excluded)
-    assert not [device.name for device in offer.devices if "0000:0c:00.0" in device.nics]
-
-
-def test_storage_and_management_ports_are_never_offered(scanned: Scanned) -> None:
-    for machine in ("dgx-a100", "b200-8gpu"):
-        inventory = scanned(machine, 0)
-        roles = analyze(inventory).roles
-        offered = {nic for device in offer_of(inventory).devices for nic in device.nics}
-        assert offered
-        assert {roles[nic] for nic in offered} == {"rail"}
+def test_switch_with_one_pair_is_no_group(scanned: Scanned) -> None:
+    assert not of_kind(offer_of(scanned("b200-8gpu", 0), switch_groups=True), "group")
 
 
 # --- stability
@@ -264,29 +249,3 @@ def test_long_product_name_is_cut_to_what_the_api_takes(scanned: Scanned) -> Non
     value = gpu_attributes(gpu)[names.PRODUCT]
     assert isinstance(value, str)
     assert 0 < len(value.encode()) <= 64
-
-
-# --- inventories that differ a little from a machine's
-def changed(inventory: Inventory, changes: dict[str, dict[str, object]]) -> Inventory:
-    functions = {
-        address: replace(function, **changes.get(address, {}))  # type: ignore[arg-type]
-        for address, function in inventory.functions.items()
-    }
-    gpus: tuple[Gpu, ...] = tuple(replace(gpu, function=functions[gpu.address]) for gpu in inventory.gpus)
-    nics: tuple[Nic, ...] = tuple(replace(nic, function=functions[nic.address]) for nic in inventory.nics)
-    return replace(inventory, functions=functions, gpus=gpus, nics=nics)
-
-
-def without_driver(inventory: Inventory, *addresses: str) -> Inventory:
-    """As after an unbind: what the driver made is gone with it."""
-    gone: dict[str, object] = {"driver": None, "netdevs": (), "rdma_devices": (), "auxiliary": ()}
-    return changed(inventory, dict.fromkeys(addresses, gone))
-
-
-def away_from_home(inventory: Inventory, *addresses: str) -> Inventory:
-    """As while a pod has the netdev; in shared RDMA mode the RDMA device stays in sight."""
-    return changed(inventory, {address: {"netdevs": ()} for address in addresses})
-
-
-def shuffled(inventory: Inventory) -> Inventory:
-    return replace(inventory, functions=dict(reversed(inventory.functions.items())))

@@ -17,7 +17,7 @@ from railmate.topology.analyze import analyze
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-QUALIFIED = re.compile(r"[a-z0-9.-]{1,63}/[A-Za-z_][A-Za-z0-9_]{0,31}")
+QUALIFIED = re.compile(r"([a-z0-9.-]{1,63}/)?[A-Za-z_][A-Za-z0-9_]{0,31}")
 
 
 def check_api_limits(slices: list[dict[str, Any]]) -> None:
@@ -59,12 +59,15 @@ def many(gpus: int, vfs: int, counted_vfs: int) -> Offer:
     """``gpus`` GPUs with ``vfs`` VFs each, of which ``counted_vfs`` have a counter, as with share_pair_vfs."""
     devices = []
     for g in range(gpus):
-        devices.append(OfferedDevice(f"pair-{g}", "pair", {}, consumes=((f"set-{g}", f"gpu-{g}"),)))
-        devices.append(OfferedDevice(f"gpu-{g}", "gpu", {}, consumes=((f"set-{g}", f"gpu-{g}"),)))
+        devices.append(OfferedDevice(f"pair-{g}", "pair", {}, consumes=((f"set-{g}", f"gpu-{g}", 1),)))
+        devices.append(OfferedDevice(f"gpu-{g}", "gpu", {}, consumes=((f"set-{g}", f"gpu-{g}", 1),)))
         for v in range(vfs):
-            consumes = ((f"set-{g}", f"vf-{v}"),) if v < counted_vfs else ()
+            consumes = ((f"set-{g}", f"vf-{v}", 1),) if v < counted_vfs else ()
             devices.append(OfferedDevice(f"vf-{g}-{v}", "rdma-vf", {}, consumes=consumes))
-    sets = {f"set-{g}": (f"gpu-{g}", *(f"vf-{v}" for v in range(counted_vfs))) for g in range(gpus)}
+    sets = {
+        f"set-{g}": dict.fromkeys((f"gpu-{g}", *(f"vf-{v}" for v in range(counted_vfs))), 1)
+        for g in range(gpus)
+    }
     return Offer(tuple(devices), sets)
 
 

@@ -8,21 +8,21 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railmate.publish.controller import plan_writes
 from railmate.publish.model import Offer, OfferedDevice
 from railmate.publish.slices import resource_slices
+from railmate.publish.writes import plan_writes
 
 DRIVER, NODE = "railmate.dev", "node1"
 
 
 def offer(devices: int = 3, counted: bool = True) -> Offer:
-    consumes = (("switch-0", "gpu-0"),) if counted else ()
+    consumes = (("switch-0", "gpu-0", 1),) if counted else ()
     return Offer(
         tuple(
             OfferedDevice(f"gpu-{i}", "gpu", {"railmate.dev/rail": i}, consumes=consumes)
             for i in range(devices)
         ),
-        {"switch-0": ("gpu-0",)} if counted else {},
+        {"switch-0": {"gpu-0": 1}} if counted else {},
     )
 
 

@@ -1,0 +1,88 @@
+"""Which slices are written, and what of them a server kept. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from railmate.kube.client import Object
+
+
+class WritePlan:
+    """Names of slices to delete, update and create; ``generation`` is None when nothing is to be done."""
+
+    def __init__(self) -> None:
+        self.delete: set[str] = set()
+        self.update: set[str] = set()
+        self.create: set[str] = set()
+        self.generation: int | None = None
+
+
+def plan_writes(existing: list[Object], desired: list[Object]) -> WritePlan:
+    """What to write. Pure.
+
+    A pool's generation tells the scheduler which slices belong together: it stays when exactly one
+    slice changes in place, else it is raised and all slices are written (KEP-4381, ResourcePool). Taints
+    need not change together, so slices that differ in nothing else do not count: while all slices are being
+    written, no device of the node can be allocated.
+    """
+    plan = WritePlan()
+    wanted = {item["metadata"]["name"]: item for item in desired}
+    stored = {item["metadata"]["name"]: item for item in existing}
+    highest = max((item["spec"]["pool"]["generation"] for item in existing), default=0)
+    plan.delete = stored.keys() - wanted.keys()
+    plan.create = wanted.keys() - stored.keys()
+    kept = wanted.keys() & stored.keys()
+    changed = {name for name in kept if not _same(stored[name], wanted[name])}
+    mixed = len({stored[name]["spec"]["pool"]["generation"] for name in kept}) > 1
+    if not (plan.delete or plan.create or changed or mixed):
+        return plan
+    together = {name for name in changed if not _same(_untainted(stored[name]), _untainted(wanted[name]))}
+    if plan.create or plan.delete or mixed or len(together) > 1:
+        plan.generation = highest + 1
+        plan.update = set(kept)
+    else:
+        plan.generation = highest
+        plan.update = changed
+    return plan
+
+
+def _same(stored: Object, wanted: Object) -> bool:
+    """Equal but for the generation, which the plan decides. Order of devices counts: first fit walks it."""
+    return _comparable(stored) == _comparable(wanted)
+
+
+def _untainted(item: Object) -> Object:
+    return {**item, "spec": without_fields(item["spec"], {"taints"})}
+
+
+def _comparable(item: Object) -> tuple[Any, ...]:
+    spec = {key: value for key, value in item["spec"].items() if value not in (None, [], {})}
+    pool = dict(spec.pop("pool"))
+    pool.pop("generation", None)
+    owners = [(owner["name"], owner["uid"]) for owner in item["metadata"].get("ownerReferences", [])]
+    return spec, pool, owners
+
+
+def without_fields(value: Any, names: Collection[str]) -> Any:
+    """A copy without fields of these names at any depth."""
+    if isinstance(value, dict):
+        return {key: without_fields(one, names) for key, one in value.items() if key not in names}
+    if isinstance(value, list):
+        return [without_fields(one, names) for one in value]
+    return value
+
+
+def dropped_fields(sent: Any, stored: Any) -> set[str]:
+    """Names of fields that were sent and are not in what the server stored, at any depth."""
+    lost: set[str] = set()
+    if isinstance(sent, dict) and isinstance(stored, dict):
+        for key, value in sent.items():
+            if key not in stored and value not in (None, [], {}):
+                lost.add(key)
+            else:
+                lost |= dropped_fields(value, stored.get(key))
+    elif isinstance(sent, list) and isinstance(stored, list):
+        for one, other in zip(sent, stored, strict=False):
+            lost |= dropped_fields(one, other)
+    return lost
