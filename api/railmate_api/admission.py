@@ -22,7 +22,19 @@ import yaml
 
 from railmate_api import config, fields
 from railmate_api.attributes import CONFIG_API_VERSION, DRIVER_NAME
-from railmate_api.fields import Address, Boolean, Choice, Group, Integer, Items, Network, Text, Type
+from railmate_api.fields import (
+    Address,
+    Boolean,
+    Choice,
+    Group,
+    Integer,
+    Items,
+    Network,
+    Table,
+    Text,
+    Type,
+)
+from railmate_api.rules import AtLeastOne, AtMost, Needs, Rule, rules
 
 #: resource.k8s.io resource -> where its config list is, as CEL selects it.
 PLACES: Mapping[str, tuple[str, ...]] = {
@@ -104,8 +116,16 @@ def problem_text(type_: Type, value: str, at: str, depth: int = 0) -> str:
             every = f"{value}.transformList({i}, {x}, {each}){_KEEP}"
             return f"(type({value}) != list || {size} ? {wrong} : {every})"
         case Group():
-            inside = _joined(text for _, text in _members(type_.of, value, at, (), depth))
+            inside = _joined(
+                text for _, text in _members(type_.of, value, at, None if type_.open else (), depth)
+            )
             return f"(type({value}) != map ? {wrong} : {inside})"
+        case Table():
+            k = f"k{depth}"
+            each = problem_text(type_.value, f"{value}[{k}]", f'{at} + "." + {k}', depth + 1)
+            name = f"{at} + {quoted(' ' + type_.expected_names)}"
+            every = f"{value}.map({k}, {_refused(type_.name, k)} ? {name} : {each}){_KEEP}"
+            return f"(type({value}) != map || size({value}) > {type_.maximum} ? {wrong} : {every})"
         case _:
             return f'({_refused(type_, value)} ? {wrong} : "")'
 
@@ -141,23 +161,43 @@ def _refused(type_: Text | Integer | Boolean | Choice | Address | Network, value
 
 
 def _members(
-    of: type[Any], value: str, at: str, beside: tuple[str, ...], depth: int
+    of: type[Any], value: str, at: str, beside: tuple[str, ...] | None, depth: int
 ) -> Iterable[tuple[str, str]]:
-    """Name and problem text of each member of an object, and first, under "", of its unknown fields."""
-    declared = fields.settings(of).values()
-    known = (*beside, *(one.name for one in declared))
+    """Name and problem text of each member of an object and of each rule between them; first, under "unknown", of
+    the fields that are neither declared nor ``beside``. None: any field may be there."""
+    if beside is not None:
+        yield "unknown", _unknown(of, value, at, beside)
+    for one in fields.settings(of).values():
+        path = f"{at} + {quoted('.' + one.name)}"
+        absent = f"{path} + {quoted(' is missing')}" if one.required else '""'
+        text = problem_text(one.type, f"{value}[{quoted(one.name)}]", path, depth)
+        yield one.name, f"({quoted(one.name)} in {value} ? {text} : {absent})"
+    for number, rule in enumerate(rules(of)):
+        said = f".{rule.at} {rule.expected}" if rule.at else f" {rule.expected}"
+        yield f"rule{number}", f'({_broken(rule, value)} ? {at} + {quoted(said)} : "")'
+
+
+def _broken(rule: Rule, value: str) -> str:
+    match rule:
+        case Needs():
+            return f"{quoted(rule.name)} in {value} && !({quoted(rule.other)} in {value})"
+        case AtMost():
+            low, high = (f"{value}[{quoted(name)}]" for name in (rule.name, rule.other))
+            there = f"{quoted(rule.name)} in {value} && {quoted(rule.other)} in {value}"
+            return f"{there} && type({low}) == int && type({high}) == int && {low} > {high}"
+        case AtLeastOne():
+            return " && ".join(f"!({quoted(name)} in {value})" for name in rule.names)
+
+
+def _unknown(of: type[Any], value: str, at: str, beside: tuple[str, ...]) -> str:
+    known = (*beside, *(one.name for one in fields.settings(of).values()))
     # As fields.shown: the name in quotes, cut where it is long.
     cut = f'size(k) > {fields.SHOWN} ? k.substring(0, {fields.SHOWN}) + "..." : k'
     before, after = fields.unknown_rule("\n", known).split("\n")
     naming = f"{at} + {quoted(' ' + before)} + strings.quote({cut}) + {quoted(after)}"
     named = f"{value}.map(k, k in {_list(known)} ? {quoted('')} : {naming}){_KEEP}"
     many = f"size({value}) > {len(known) + fields.UNKNOWN_NAMED}"
-    yield "", f"({many} ? {at} + {quoted(' ' + fields.too_many_rule(known))} : {named})"
-    for one in declared:
-        path = f"{at} + {quoted('.' + one.name)}"
-        absent = f"{path} + {quoted(' is missing')}" if one.required else '""'
-        text = problem_text(one.type, f"{value}[{quoted(one.name)}]", path, depth)
-        yield one.name, f"({quoted(one.name)} in {value} ? {text} : {absent})"
+    return f"({many} ? {at} + {quoted(' ' + fields.too_many_rule(known))} : {named})"
 
 
 def _type_problems(kinds: Mapping[str, type[Any]]) -> str:
@@ -183,7 +223,7 @@ def _of_kind(kind: str) -> str:
 def _field_problems(kind: str, of: type[Any]) -> Iterable[tuple[str, str]]:
     for name, text in _members(of, "p", _AT, config.TYPE_FIELDS, 0):
         expression = f"variables.{kind}.transformList(i, p, p != null, {text}){_KEEP}"
-        yield f"{kind}_{name or 'unknown'}", expression
+        yield f"{kind}_{name}", expression
 
 
 def _joined(texts: Iterable[str]) -> str:

@@ -3,20 +3,21 @@
 ``apiVersion: railmate.dev/v1alpha1``, decoded strictly: an unknown kind, an unknown field or a value
 of the wrong type is an error that names the field. Class config comes first, claim config wins.
 
-The dataclasses here are the table of all fields. Decoder, JSON schema and the admission policy are derived from
-it; after a change run ``python -m railmate_api.schema`` and ``python -m railmate_api.admission``
-(their files are named there, and a unit test tells when they are out of date).
+The dataclasses here and in ``railmate_api.vf`` are the table of all fields. Decoder, JSON schema and the admission
+policy are derived from it; after a change run ``python -m railmate_api.schema`` and ``python -m
+railmate_api.admission`` (their files are named there, and a unit test tells when they are out of date).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from railmate_api import fields
+from railmate_api import fields, vf
 from railmate_api.attributes import CONFIG_API_VERSION, CONFIG_KIND_RDMA_VF
-from railmate_api.fields import Problem, Text, setting
+from railmate_api.fields import Boolean, Choice, Group, Integer, Items, Network, Problem, Text, setting
+from railmate_api.rules import AtMost, Needs, Rule
 
 #: Fields of every config, whatever its kind.
 TYPE_FIELDS: Final = ("apiVersion", "kind")
@@ -35,9 +36,21 @@ class ConfigError(ValueError):
     """The config cannot be used; the message names each wrong field and says what is allowed."""
 
 
+#: net/core/rtnetlink.c gives rates to the driver as u32, in Mbit/s; no NIC has this much.
+RATE: Final = Integer(1, 4_000_000, "Mbit/s")
+_OF_PF: Final = "as the administrator of the physical function has set it"
+
+
 @dataclass(frozen=True, slots=True)
 class RdmaVfConfig:
-    """How a virtual function appears in the pod. Applies to rdma-vf devices and to the NIC half of pairs."""
+    """How a virtual function appears in the pod. Applies to rdma-vf devices and to the NIC half of pairs. All of it is
+    undone when the pod ends. What is set on the physical function (vlan to maxTxRate) is for virtual functions only."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Needs("vlanQoS", "vlan"),
+        Needs("vlanProtocol", "vlan"),
+        AtMost("minTxRate", "maxTxRate"),
+    )
 
     interface_name: str | None = setting(
         "interfaceName",
@@ -45,6 +58,78 @@ class RdmaVfConfig:
         "The netdev's name in the pod. With several virtual functions in one request the name gets the function's "
         "ordinal within the request appended from the second one on: rail, rail1.",
         unset="net1, net2 and so on, in the order of the claim's requests",
+    )
+    mtu: int | None = setting(
+        "mtu",
+        Integer(68, 65535, "bytes"),
+        "Largest packet; not above the physical function's, and at least 1280 with IPv6 addresses.",
+        unset="the physical function's MTU",
+    )
+    mac: str | None = setting(
+        "mac", vf.MAC, "The MAC address in the pod. For a request of one NIC.", unset="the netdev's own"
+    )
+    addresses: tuple[str, ...] | None = setting(
+        "addresses", Items(Network(), 16), "The pod's addresses. For a request of one NIC.", unset="none"
+    )
+    ipam: dict[str, Any] | None = setting(
+        "ipam",
+        Group(vf.Ipam, open=True),
+        "Further addresses and routes from a CNI IPAM plugin, asked when the claim is prepared.",
+        unset="none",
+    )
+    routes: tuple[vf.Route, ...] | None = setting(
+        "routes",
+        Items(Group(vf.Route), 64),
+        "Routes through the interface. For a request of one NIC.",
+        unset="the addresses' own",
+    )
+    rules: tuple[vf.RoutingRule, ...] | None = setting(
+        "rules", Items(Group(vf.RoutingRule), 32), "Routing rules of the pod.", unset="the pod's own"
+    )
+    neighbours: tuple[vf.Neighbour, ...] | None = setting(
+        "neighbours", Items(Group(vf.Neighbour), 64), "Permanent neighbours.", unset="none"
+    )
+    sysctls: vf.Sysctls | None = setting(
+        "sysctls", Group(vf.Sysctls), "Kernel settings of the interface.", unset="the kernel's defaults"
+    )
+    features: dict[str, bool] | None = setting(
+        "features", vf.FEATURES, "Offloads that are switched on or off (ethtool -K).", unset="as they are"
+    )
+    rings: vf.Rings | None = setting("rings", Group(vf.Rings), "Sizes of the rings.", unset="as they are")
+    channels: vf.Channels | None = setting(
+        "channels", Group(vf.Channels), "Numbers of queues.", unset="as they are"
+    )
+    vlan: int | None = setting(
+        "vlan",
+        Integer(1, 4094),
+        "The VLAN that the NIC tags and filters without the pod's knowledge.",
+        unset=_OF_PF,
+    )
+    vlan_qos: int | None = setting("vlanQoS", Integer(0, 7), "Priority in the VLAN tag.", unset="0")
+    vlan_protocol: str | None = setting(
+        "vlanProtocol", Choice(("802.1Q", "802.1ad")), "Kind of the VLAN tag.", unset="802.1Q"
+    )
+    trust: bool | None = setting(
+        "trust", Boolean(), "Whether the pod may change the MAC address and be promiscuous.", unset=_OF_PF
+    )
+    spoof_check: bool | None = setting(
+        "spoofCheck", Boolean(), "Whether the NIC drops packets with a foreign source MAC.", unset=_OF_PF
+    )
+    link_state: str | None = setting(
+        "linkState",
+        Choice(("auto", "enable", "disable")),
+        "The link that the virtual function sees: the port's (auto), always up, always down.",
+        unset=_OF_PF,
+    )
+    min_tx_rate: int | None = setting("minTxRate", RATE, "Guaranteed sending rate.", unset=_OF_PF)
+    max_tx_rate: int | None = setting("maxTxRate", RATE, "Highest sending rate.", unset=_OF_PF)
+    env_hints: bool | None = setting(
+        "envHints",
+        Boolean(),
+        "Variables for NCCL and UCX that name the container's RDMA devices and their GID index (NCCL_IB_HCA, "
+        "NCCL_IB_GID_INDEX, UCX_NET_DEVICES) and, where the node's topology is given by an override, an NCCL topology "
+        "file (NCCL_TOPO_FILE); none that the pod or its image sets is replaced.",
+        unset="none",
     )
 
 

@@ -1,8 +1,9 @@
 """The vocabulary in which the config's fields are declared, and the strict decoder that follows from it.
 
-A config object is a frozen dataclass whose fields are made by ``setting``. That declaration is the one source of
-the decoder (here), of the JSON schema (``railmate_api.schema``) and of the check at admission
-(``railmate_api.admission``), so the three cannot disagree. Rules that all of them follow:
+A config object is a frozen dataclass whose fields are made by ``setting``; rules between its fields are its ``RULES``
+(``railmate_api.rules``). That declaration is the one source of the decoder (here), of the JSON schema
+(``railmate_api.schema``) and of the check at admission (``railmate_api.admission``), so the three cannot disagree.
+Rules that all of them follow:
 
 - Only what is declared is allowed; ``null`` is a wrong type, not an absent field.
 - A number is an integer if it is written as one: ``9000.0`` is none (the API server's JSON reader agrees).
@@ -19,6 +20,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from railmate_api.rules import rules
 
 _METADATA = "railmate.dev/setting"
 #: Unknown fields of one object that are named one by one; past that only their number is told.
@@ -106,13 +109,33 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """An object with the settings of a dataclass."""
+    """An object with the settings of a dataclass. One that is ``open`` is somebody else's: its further fields are
+    passed on as they are, so it stays a mapping."""
 
     of: type[Any]
+    open: bool = False
     expected: str = "must be an object"
 
 
-Type = Text | Integer | Boolean | Choice | Address | Network | Items | Group
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An object whose names the user chooses, with values of one type."""
+
+    name: Text
+    value: Type
+    maximum: int
+
+    @property
+    def expected(self) -> str:
+        return f"must be an object of 0 to {self.maximum} fields"
+
+    @property
+    def expected_names(self) -> str:
+        """What is said of a wrong name."""
+        return f"has a name that is none: each {self.name.expected}"
+
+
+Type = Text | Integer | Boolean | Choice | Address | Network | Items | Group | Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +182,9 @@ def problems(type_: Type, value: Any, at: str = "") -> list[Problem]:
     """All that is wrong with a decoded JSON value; empty when it may be converted."""
     match type_:
         case Group() if isinstance(value, Mapping):
-            return object_problems(type_.of, value, at)
+            return object_problems(type_.of, value, at, tuple(value) if type_.open else ())
+        case Table() if isinstance(value, Mapping) and len(value) <= type_.maximum:
+            return [p for name, one in value.items() for p in _table_problems(type_, name, one, at)]
         case Items() if isinstance(value, list) and type_.minimum <= len(value) <= type_.maximum:
             return [p for i, item in enumerate(value) for p in problems(type_.item, item, f"{at}[{i}]")]
         case Text() | Integer() | Boolean() | Choice() | Address() | Network() if _allowed(type_, value):
@@ -179,14 +204,29 @@ def object_problems(
             found += problems(one.type, value[name], path)
         elif one.required:
             found.append(Problem(path, "is missing"))
-    return found
+    return found + rule_problems(of, value, at)
+
+
+def rule_problems(of: type[Any], value: Mapping[str, Any], at: str = "") -> list[Problem]:
+    """The rules between the fields that ``value`` breaks."""
+    broken = [one for one in rules(of) if one.broken_by(value)]
+    return [Problem(".".join(part for part in (at, one.at) if part), one.expected) for one in broken]
+
+
+def said(settings_object: Any) -> dict[str, Any]:
+    """What a dataclass of settings says, by the names of the fields; for the rules between them."""
+    declared = settings(type(settings_object)).items()
+    given = {one.name: getattr(settings_object, attribute) for attribute, one in declared}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def convert(type_: Type, value: Any) -> Any:
     """The value as the program uses it: dataclasses for objects, tuples for lists. It must have no problems."""
     match type_:
         case Group():
-            return build(type_.of, value)
+            return dict(value) if type_.open else build(type_.of, value)
+        case Table():
+            return {name: convert(type_.value, one) for name, one in value.items()}
         case Items():
             return tuple(convert(type_.item, item) for item in value)
     return value
@@ -230,6 +270,12 @@ def shown(value: Any) -> str:
         case str():
             return json.dumps(value if len(value) <= SHOWN else value[:SHOWN] + "...")
     return f"this {type(value).__name__}"
+
+
+def _table_problems(type_: Table, name: str, value: Any, at: str) -> list[Problem]:
+    if not _allowed(type_.name, name):
+        return [Problem(at, type_.expected_names, shown(name))]
+    return problems(type_.value, value, f"{at}.{name}")
 
 
 def _unknown(value: Mapping[str, Any], known: tuple[str, ...]) -> list[str]:

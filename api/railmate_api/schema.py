@@ -11,7 +11,20 @@ from typing import Any
 
 from railmate_api import config, fields
 from railmate_api.attributes import CONFIG_API_VERSION
-from railmate_api.fields import Address, Boolean, Choice, Group, Integer, Items, Network, Setting, Text, Type
+from railmate_api.fields import (
+    Address,
+    Boolean,
+    Choice,
+    Group,
+    Integer,
+    Items,
+    Network,
+    Setting,
+    Table,
+    Text,
+    Type,
+)
+from railmate_api.rules import AtLeastOne, Needs, rules
 
 #: The schema checks the rough form; whether it is a real prefix is for admission and the driver.
 _NETWORK = "^[0-9A-Fa-f.:]+/[0-9]{1,3}$"
@@ -25,7 +38,7 @@ def schema(kinds: Mapping[str, type[Any]] = config.KINDS) -> dict[str, Any]:
             "apiVersion": {"const": CONFIG_API_VERSION, "description": "Version of the config."},
             "kind": {"const": kind, "description": "What is configured."},
         }
-        definitions[kind] = _object(of, about)
+        definitions[kind] = object_schema(of, about)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"railmate config, {CONFIG_API_VERSION}",
@@ -66,19 +79,50 @@ def type_schema(type_: Type) -> dict[str, Any]:
             size = {"minItems": type_.minimum, "maxItems": type_.maximum}
             return {"type": "array", "items": type_schema(type_.item), **size}
         case Group():
-            return _object(type_.of, {})
+            return object_schema(type_.of, {}) | ({"additionalProperties": True} if type_.open else {})
+        case Table():
+            return {
+                "type": "object",
+                "propertyNames": type_schema(type_.name),
+                "additionalProperties": type_schema(type_.value),
+                "maxProperties": type_.maximum,
+            }
 
 
-def _object(of: type[Any], about: dict[str, Any]) -> dict[str, Any]:
+def object_schema(of: type[Any], about: dict[str, Any]) -> dict[str, Any]:
     declared = fields.settings(of).values()
+    sentences = [" ".join((of.__doc__ or "").split()), *rule_sentences(of)]
     return {
         "type": "object",
-        "description": " ".join((of.__doc__ or "").split()),
+        "description": " ".join(sentences),
         "additionalProperties": False,
         "required": [*about, *(one.name for one in declared if one.required)],
-        "properties": about
-        | {one.name: {"description": description(one), **type_schema(one.type)} for one in declared},
+        "properties": about | {one.name: _property(one) for one in declared},
+        **_rules(of),
     }
+
+
+def _property(one: Setting) -> dict[str, Any]:
+    body = type_schema(one.type)
+    about = (description(one), body.pop("description", ""))  # an object has a text of its own
+    return {"description": " ".join(text for text in about if text), **body}
+
+
+def rule_sentences(of: type[Any]) -> list[str]:
+    """The rules between the fields, for people; some of them have no form in JSON schema."""
+    return [f"{one.at or 'It'} {one.expected}." for one in rules(of)]
+
+
+def _rules(of: type[Any]) -> dict[str, Any]:
+    needed: dict[str, list[str]] = {}
+    choices = []
+    for one in rules(of):
+        match one:
+            case Needs():
+                needed.setdefault(one.name, []).append(one.other)
+            case AtLeastOne():
+                choices.append({"anyOf": [{"required": [name]} for name in one.names]})
+    return ({"dependentRequired": needed} if needed else {}) | ({"allOf": choices} if choices else {})
 
 
 def text() -> str:

@@ -12,6 +12,11 @@
  * a pod only by what the runtime does not tell (its network namespace), and runtimes leave that out for other
  * reasons too. So here it is looked at: the container must be in the network namespace that this hook runs in.
  *
+ * A container that may start gets its RLIMIT_MEMLOCK raised, because RDMA pins the memory it registers and a container
+ * that does not run as root has no other way to more. Here it works without the driver, and whether it works is seen
+ * without harm: the runtime itself would refuse the container (runc: "error setting rlimits"). The result is left for
+ * the driver beside ATTACHED-DIR, as an empty file called memlock-raised or memlock-refused. The gate opens either way.
+ *
  * Everything that is not understood keeps the gate closed. The program needs nothing of the host: it is linked
  * statically and reads a bounded amount of input.
  */
@@ -23,6 +28,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -214,6 +220,37 @@ static int on_host_network(void)
 	       theirs.st_dev == ours.st_dev && theirs.st_ino == ours.st_ino;
 }
 
+/* Leaves the file `name` beside the directory, and removes `other`. */
+static void leave(const char *directory, const char *name, const char *other)
+{
+	char path[PATH_MAX];
+	int file;
+
+	if ((size_t)snprintf(path, sizeof path, "%s/../%s", directory, other) < sizeof path)
+		unlink(path);
+	if ((size_t)snprintf(path, sizeof path, "%s/../%s", directory, name) < sizeof path) {
+		file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+		if (file >= 0)
+			close(file);
+	}
+}
+
+/* No limit to the memory that the container's first process may lock; where that is refused, as much as it may have. */
+static void raise_memlock(const char *directory)
+{
+	struct rlimit now, wanted = {RLIM_INFINITY, RLIM_INFINITY};
+
+	if (pid <= 0 || prlimit((pid_t)pid, RLIMIT_MEMLOCK, NULL, &now) != 0)
+		return;
+	if (prlimit((pid_t)pid, RLIMIT_MEMLOCK, &wanted, NULL) == 0) {
+		leave(directory, "memlock-raised", "memlock-refused");
+	} else if (errno == EPERM) {
+		wanted.rlim_cur = wanted.rlim_max = now.rlim_max;
+		prlimit((pid_t)pid, RLIMIT_MEMLOCK, &wanted, NULL);
+		leave(directory, "memlock-refused", "memlock-raised");
+	}
+}
+
 int main(int argc, char **argv)
 {
 	char path[PATH_MAX];
@@ -268,6 +305,7 @@ int main(int argc, char **argv)
 				      "named no network namespace for the pod, and the pod is not on the host network. "
 				      "Delete the pod; if it comes again, see the container runtime's log on this node.",
 				      argv[2]);
+		raise_memlock(argv[1]);
 		return 0;
 	}
 	if (errno != ENOENT)

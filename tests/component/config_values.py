@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
@@ -18,12 +18,16 @@ from railmate_api.fields import (
     Integer,
     Items,
     Network,
+    Table,
     Text,
     Type,
     problems,
     setting,
     settings,
 )
+from railmate_api.rules import AtLeastOne, AtMost, Needs, Rule
+
+_NAME = Text("[a-z][a-z0-9-]*", "lower-case letters, digits, '-'", 12)
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,28 @@ class Ipam:
 
 
 @dataclass(frozen=True)
+class Plugin:
+    """Somebody else's object, of which only one field is known."""
+
+    type: str = setting("type", Choice(("host-local", "whereabouts")), "Plugin.", required=True)
+
+
+@dataclass(frozen=True)
+class Selector:
+    """An object that must say something, and the same of two numbers."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (AtLeastOne(("source", "low", "high")), AtMost("low", "high"))
+
+    source: str | None = setting("source", Network(), "Source.", unset="any")
+    low: int | None = setting("low", Integer(0, 9), "From.", unset="0")
+    high: int | None = setting("high", Integer(0, 9), "To.", unset="9")
+
+
+@dataclass(frozen=True)
 class EveryType:
-    """A config with a field of each type, and types within types."""
+    """A config with a field of each type, types within types, and rules between the fields."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (Needs("offset", "mtu"), AtMost("offset", "mtu"))
 
     name: str | None = setting("name", INTERFACE_NAME, "A name.", unset="none")
     mac: str | None = setting(
@@ -58,8 +82,12 @@ class EveryType:
     gateway: str | None = setting("gateway", Address(), "Gateway.", unset="none")
     addresses: tuple[str, ...] | None = setting("addresses", Items(Network(), 64), "Addresses.", unset="none")
     routes: tuple[Route, ...] | None = setting("routes", Items(Group(Route), 64), "Routes.", unset="none")
-    matrix: Any = setting("matrix", Items(Items(Integer(0, 9), 8), 8), "Nested lists.", unset="none")  # noqa: RUF009
-    ipam: Ipam | None = setting("ipam", Group(Ipam), "IPAM.", unset="none")  # noqa: RUF009
+    matrix: Any = setting("matrix", Items(Items(Integer(0, 9), 8), 8), "Nested lists.", unset="none")
+    ipam: Ipam | None = setting("ipam", Group(Ipam), "IPAM.", unset="none")
+    plugin: Any = setting("plugin", Group(Plugin, open=True), "Passed on.", unset="none")
+    selectors: Any = setting("selectors", Items(Group(Selector), 4), "Choices.", unset="none")
+    features: Any = setting("features", Table(_NAME, Boolean(), 6), "By name.", unset="none")
+    places: Any = setting("places", Table(_NAME, Items(Address(), 2), 3), "Lists by name.", unset="none")
 
 
 @dataclass(frozen=True)
@@ -123,6 +151,11 @@ def _near(type_: Type) -> st.SearchStrategy[Any]:
             return st.lists(values(type_.item), max_size=min(type_.maximum + 1, 3))
         case Group():
             return objects(type_.of)
+        case Table():
+            names = mostly(
+                _near(type_.name).filter(lambda name: isinstance(name, str)), st.text(max_size=4), 9
+            )
+            return st.dictionaries(names, values(type_.value), max_size=min(type_.maximum + 1, 3))
 
 
 def edges(type_: Type) -> list[Any]:
@@ -164,6 +197,17 @@ def edges(type_: Type) -> list[Any]:
             sizes = {max(type_.minimum - 1, 0), type_.minimum, type_.maximum, type_.maximum + 1}
             good = next(value for value in inner if not problems(type_.item, value))
             return [*([good] * size for size in sorted(sizes)), *([good, value] for value in inner), {}, "ab"]
+        case Table():
+            good = next(value for value in edges(type_.value) if not problems(type_.value, value))
+            sizes = (0, type_.maximum, type_.maximum + 1)
+            tables = [{f"n{n}": good for n in range(size)} for size in sizes]
+            return [
+                *tables,
+                *({name: good, "other": good} for name in edges(type_.name) if isinstance(name, str)),
+                *({"one": value} for value in edges(type_.value)),
+                [],
+                "a",
+            ]
         case Group():
             declared = settings(type_.of).values()
             needed = {one.name: edges(one.type)[0] for one in declared if one.required}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from component.sweep_node import HOME, LIVE, MACS, Driver, Node, enter_own_namespaces
+from component.sweep_node import HOME, LIVE, MACS, Driver, Node, enter_own_namespaces, settings_config
 from component.sweep_steps import AFTER, BEFORE, Steps
 from railmate.attach.model import MoveRequest
 from railmate.attach.netdev import attach_all
@@ -80,7 +80,7 @@ def half_attached(driver: Driver) -> None:
     nic = entry.nics[0]
     assert nic.snapshot is not None
     assert LIVE.netns is not None
-    attach_all([MoveRequest(nic.snapshot, nic.interface)], LIVE.netns)
+    attach_all([MoveRequest(nic.snapshot, nic.interface, nic.settings)], LIVE.netns)
     shutil.rmtree(driver.state._files._cdi_dir)
 
 
@@ -153,7 +153,9 @@ class Sweep:
             self.node.clear()
 
     def _claim_exists(self) -> None:
-        self.node.api.claims = {"claim-1": claim(1, self.device)}
+        self.node.api.claims = {
+            "claim-1": claim(1, self.device, configs=[settings_config(len(self.interfaces))])
+        }
 
     # --- what the processes do
     def _begin(self) -> Driver:
@@ -199,7 +201,7 @@ class Sweep:
 
         self._forked(ending)
         self.node.start_sandbox()
-        picture = self.node.picture()
+        picture = {name: part for name, part in self.node.picture().items() if not name.startswith("pod's")}
         clean = {"node": {name: (mac, 4000, True) for name, mac in HOME.items()}, "pod": {}, "files": {}}
         if picture != clean:
             raise AssertionError(f"something is left in the end:\n{difference(clean, picture)}")

@@ -10,9 +10,11 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from unit.claims.claims_world import (
-    uid,
-)
+from railmate_api.attributes import CONFIG_API_VERSION, CONFIG_KIND_RDMA_VF
+from railmate_api.config import RdmaVfConfig
+from railmate_api.fields import Group, Items, Table, Type, problems
+from railmate_api.fields import settings as declared
+from unit.claims.claims_world import uid
 
 #: What a field holds that nobody thought of.
 ODD: Sequence[Any] = (
@@ -20,6 +22,19 @@ ODD: Sequence[Any] = (
     "x" * 5000, [], {}, [[]], [None], {"": None}, {"a": {"b": []}}, ["a", 1, {}], "0000:07:00.0", uid(2),
 )  # fmt: skip
 
+
+#: Something for each type of a config's fields.
+_SAMPLES: Sequence[Any] = (
+    True,
+    1,
+    1500,
+    "aa",
+    "02:00:00:00:00:01",
+    "10.0.0.1",
+    "10.0.0.0/8",
+    "802.1Q",
+    "auto",
+)
 
 #: What is no record of anything; the second and third are nested too deep for a parser.
 NO_JSON = (b"", b"[" * 100_000, b'{"a":' * 20_000, b"\xff\xfe", b"null", b"1e999", b"NaN", b"\xef\xbb\xbf{}")
@@ -35,6 +50,23 @@ def fuzz(examples: int) -> Callable[[Any], Any]:
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
     return lambda test: settled(given(seed=st.integers(0, 2**63))(test))
+
+
+def whole_config() -> dict[str, Any]:
+    """A config with every field there is, so that a new one is fuzzed without anybody's doing."""
+    return {"apiVersion": CONFIG_API_VERSION, "kind": CONFIG_KIND_RDMA_VF, **_sample(Group(RdmaVfConfig))}
+
+
+def _sample(type_: Type) -> Any:
+    """A value that is allowed, with all fields where it has some."""
+    match type_:
+        case Group():
+            return {one.name: _sample(one.type) for one in declared(type_.of).values()}
+        case Items():
+            return [_sample(type_.item)]
+        case Table():
+            return {_sample(type_.name): _sample(type_.value)}
+    return next(value for value in _SAMPLES if not problems(type_, value))
 
 
 def mutated(value: Any, chance: random.Random) -> Any:

@@ -74,6 +74,24 @@ def macs_here() -> dict[str, str]:
     return found
 
 
+#: A CNI IPAM plugin that keeps its books beside the driver's files, and gives no address twice.
+_PLUGIN = """#!/bin/sh
+book="{books}/$CNI_CONTAINERID.$CNI_IFNAME"
+[ "$CNI_COMMAND" = ADD ] || exec rm -f "$book"
+mkdir -p "{books}"
+set -C
+: > "$book" || exit 1
+echo '{{"ips": [{{"address": "10.77.0.'"${{CNI_IFNAME#net}}"'/24"}}]}}'
+"""
+
+
+def settings_config(nics: int) -> Any:
+    """Something of each kind of setting."""
+    rules = [{"table": 100, "source": "10.77.0.0/24"}]
+    more = {"routes": [{"destination": "10.78.0.0/16", "metric": 5}]} if nics == 1 else {}
+    return world.config(mtu=3000, ipam={"type": "books"}, sysctls={"arpIgnore": 1}, rules=rules, **more)
+
+
 def netdev_of(address: str) -> str | None:
     """As sysfs shows it: whatever it is called, and absent while it is elsewhere."""
     return macs_here().get(MACS[address])
@@ -93,6 +111,11 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.root, self.api = root, Api()
+        self.cni_dir = root.with_name(f"{root.name}-plugins")
+        self.cni_dir.mkdir()
+        plugin = self.cni_dir / "books"
+        plugin.write_text(_PLUGIN.format(books=root / "leases"))
+        plugin.chmod(0o755)
         ip("netns", "add", POD_NS)
         self._route, self._pod_route = IPRoute(), IPRoute(netns=POD_NS)
         self._pod_fd = os.open(POD_PATH, os.O_RDONLY)
@@ -118,6 +141,12 @@ class Node:
         """As it looks with hardware: devices come to the node under the name they have, the path leads nowhere."""
         for link in self.pod_links():
             ip("-netns", POD_NS, "link", "set", link, "netns", str(os.getpid()))
+        # what belongs to the namespace goes with it
+        subprocess.run(
+            ["ip", "-netns", POD_NS, "rule", "delete", "priority", "1000"],
+            check=False,
+            stderr=subprocess.DEVNULL,
+        )
         if LIBC.umount2(os.fsencode(POD_PATH), _MNT_DETACH):
             raise OSError(ctypes.get_errno(), f"{POD_PATH} cannot be unmounted")
         POD_PATH.unlink()
@@ -141,7 +170,7 @@ class Node:
         """All files below the root with their contents; interface indices are the kernel's choice."""
         found = {}
         for path in sorted(self.root.rglob("*")):
-            if path.is_file() and path.name not in {"serialize.lock", "answer"}:
+            if path.is_file() and path.name not in {"serialize.lock", "leases.lock", "answer"}:
                 text = path.read_text()
                 if path.parent.name == "claims" and path.suffix == ".json":
                     entry = json.loads(text)
@@ -155,8 +184,17 @@ class Node:
         return {
             "node": self.links(),
             "pod": self.pod_links(),
+            "pod's addresses": {
+                a.get_attr("IFA_ADDRESS"): a["prefixlen"] for a in self._ipv4(self._pod_route)
+            },
+            "pod's rules": {
+                rule.get_attr("FRA_PRIORITY") or 0: rule["table"] for rule in self._pod_route.get_rules()
+            },
             "files": self.files(),
         }
+
+    def _ipv4(self, route: IPRoute) -> list[Any]:
+        return [one for one in route.get_addr(family=socket.AF_INET) if one["index"] != 1]
 
     def gates(self) -> set[str]:
         """Sandboxes that the gate is open for."""
@@ -178,7 +216,7 @@ class Driver:
     """The parts of a driver process that claims go through."""
 
     def __init__(self, node: Node) -> None:
-        view = world.view(inventory=inventory(), netdev_of=netdev_of)
+        view = world.view(inventory=inventory(), netdev_of=netdev_of, cni_dir=node.cni_dir)
         plugin = node.root / "plugins" / world.DRIVER
         ledger = Ledger(plugin)
         files = RuntimeFiles(world.DRIVER, plugin, node.root / "cdi", plugin / "gate")

@@ -14,6 +14,9 @@ from types import FrameType
 from typing import Any
 
 BEFORE, AFTER = "before", "after"
+_GENERIC = 16  # NETLINK_GENERIC
+#: CTRL_CMD_GETFAMILY; ETHTOOL_MSG_FEATURES_GET, _RINGS_GET, _CHANNELS_GET: they change nothing.
+_GENERIC_READS = frozenset({3, 11, 15, 17})
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # Not mode, owner and times: between the making of a file and its renaming they are no state of their own.
 _CHANGING = frozenset(
@@ -42,6 +45,8 @@ class Steps:
             path, _, flags = arguments
             if isinstance(flags, int) and flags & _WRITING and isinstance(path, str):
                 self._step(f"open {Path(path).name}")
+        elif event == "subprocess.Popen":
+            self._step(f"run {Path(os.fsdecode(arguments[0])).name}")
         elif event in _CHANGING:
             path = arguments[0]
             self._step(f"{event} {path if isinstance(path, int) else Path(os.fsdecode(path)).name}")
@@ -51,8 +56,10 @@ class Steps:
             if self.counting and sock.family == socket.AF_NETLINK:
                 first = data[0] if isinstance(data, (list, tuple)) else data
                 kind = struct.unpack_from("=H", bytes(first), 4)[0]
-                if kind & 3 != 2:  # of each four message types the third reads (linux/rtnetlink.h)
-                    self._step(f"netlink message {kind}")
+                command = bytes(first)[16] if sock.proto == _GENERIC else None
+                # of each four message types the third reads (linux/rtnetlink.h)
+                if command not in _GENERIC_READS and (command is not None or kind & 3 != 2):
+                    self._step(f"netlink message {kind if command is None else f'generic {command}'}")
             return real(sock, data, *rest, **more)
 
         return send

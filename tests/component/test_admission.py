@@ -23,6 +23,22 @@ POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 PROBE = "probe.example"
 GOOD = {"apiVersion": "railmate.dev/v1alpha1", "kind": "RdmaVfConfig"}
+#: Every field there is.
+FULL = {
+    **GOOD,
+    **{"interfaceName": "rail0", "mtu": 9000, "mac": "02:00:00:00:00:0a", "addresses": ["10.0.0.2/24"]},
+    "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/24"}]]},
+    "routes": [{"destination": "10.2.0.0/16", "gateway": "10.0.0.1", "source": "10.0.0.2", "metric": 5, "table": 100}],
+    "rules": [{"table": 100, "source": "10.0.0.2/32", "destination": "10.2.0.0/16", "priority": 100}],
+    "neighbours": [{"address": "10.0.0.1", "mac": "02:00:00:00:00:01"}],
+    "sysctls": {"arpIgnore": 1, "arpAnnounce": 2, "arpFilter": True, "arpNotify": True, "rpFilter": 2,
+                "acceptLocal": True, "acceptRA": 0, "disableIPv6": False},
+    "features": {"rx-gro": False},
+    "rings": {"rx": 512, "tx": 512},
+    "channels": {"rx": 1, "tx": 1, "combined": 2},
+    **{"vlan": 100, "vlanQoS": 3, "vlanProtocol": "802.1ad", "trust": True, "spoofCheck": False},
+    **{"linkState": "enable", "minTxRate": 100, "maxTxRate": 1000},
+}  # fmt: skip
 
 Body = dict[str, Any]
 Kinds = Mapping[str, type[Any]]
@@ -86,6 +102,7 @@ CARRIERS: list[Any] = [
 def test_good_config_passes(ready: Cluster, path: str, body: Callable[[Any], Body], place: str) -> None:
     create(ready, path, body(GOOD))
     create(ready, path, body(GOOD | {"interfaceName": "rail0"}))
+    create(ready, path, body(FULL))
 
 
 @pytest.mark.parametrize(("path", "body", "place"), CARRIERS)
@@ -96,7 +113,13 @@ def test_good_config_passes(ready: Cluster, path: str, body: Callable[[Any], Bod
         (GOOD | {"interfaceName": "eth0"}, ".interfaceName must be"),
         (GOOD | {"interfaceName": 1}, ".interfaceName must be"),
         (GOOD | {"interfaceName": None}, ".interfaceName must be"),
-        (GOOD | {"interfacename": "net1"}, ' has no field "interfacename"; it has: apiVersion, interfaceName, kind'),
+        (GOOD | {"interfacename": "net1"}, ' has no field "interfacename"; it has: addresses, apiVersion, channels'),
+        (GOOD | {"vlanQoS": 3}, ".vlanQoS needs vlan beside it"),
+        (GOOD | {"minTxRate": 200, "maxTxRate": 100}, ".minTxRate must not be above maxTxRate"),
+        (GOOD | {"rules": [{"table": 100}]}, ".rules[0] must have at least one of source, destination"),
+        (GOOD | {"ipam": {"subnet": "10.0.0.0/24"}}, ".ipam.type is missing"),
+        (GOOD | {"features": {"RX": True}}, ".features has a name that is none"),
+        (GOOD | {"features": {"rx-gro": 1}}, ".features.rx-gro must be true or false"),
         (GOOD | {"apiVersion": "railmate.dev/v2"}, ".apiVersion must be railmate.dev/v1alpha1"),
         (GOOD | {"kind": "RdmaVFConfig"}, ".kind must be RdmaVfConfig"),
         ({"apiVersion": GOOD["apiVersion"]}, ".kind must be RdmaVfConfig"),
@@ -120,11 +143,11 @@ def test_config_of_other_drivers_is_their_own(ready: Cluster) -> None:
 
 def test_all_wrong_configs_are_named_by_position(ready: Cluster) -> None:
     body = claim(
-        ["gpu.example.org", DRIVER], {"x": 1}, GOOD, {}, GOOD | {"mtu": 1}, {}, GOOD | {"interfaceName": ""}
+        ["gpu.example.org", DRIVER], {"x": 1}, GOOD, {}, GOOD | {"ntu": 1}, {}, GOOD | {"interfaceName": ""}
     )
     with pytest.raises(ApiError) as caught:
         create(ready, CLAIMS, body)
-    assert 'config[3].opaque.parameters has no field "mtu"' in str(caught.value)
+    assert 'config[3].opaque.parameters has no field "ntu"' in str(caught.value)
     assert "config[5].opaque.parameters.interfaceName must be" in str(caught.value)
     assert all(f"config[{i}]" not in str(caught.value) for i in (0, 1, 2, 4))
 
@@ -187,11 +210,7 @@ def test_a_class_with_an_old_bad_config_stays_editable_in_the_rest(probe: Cluste
 def test_the_largest_config_that_is_allowed_passes_in_every_place_of_a_claim(probe: Cluster) -> None:
     """Well inside the cost limits: 32 configs, each of the largest size that the API server takes."""
     routes = [
-        {
-            "to": f"2001:db8:ffff:ffff:ffff:ffff:ffff:{n:x}/128",
-            "via": "fe80::ffff:ffff:ffff:ffff",
-            "metric": 4294967295,
-        }
+        {"to": f"2001:db8:ffff:ffff::{n:x}/128", "via": "fe80::ffff:ffff:ffff", "metric": 4294967295}
         for n in range(64)
     ]
     full = {
@@ -201,10 +220,32 @@ def test_the_largest_config_that_is_allowed_passes_in_every_place_of_a_claim(pro
         "routes": routes,
         "matrix": [[1] * 8] * 8,
         "ipam": {"type": "host-local", "ranges": ["10.0.0.0/8"] * 4},
+        "plugin": {"type": "whereabouts", "whatever": [1, {"a": None}]},
+        "selectors": [{"source": "10.0.0.0/8", "low": 1, "high": 9}] * 4,
+        "features": {f"{'a' * 10}{n}": True for n in range(6)},
+        "places": {f"{'b' * 10}{n}": ["2001:db8::1", "10.0.0.1"] for n in range(3)},
     }
     assert config.problems(full, KINDS) == []
     assert 9000 < len(json.dumps(full)) <= 10240
     create(probe, CLAIMS, claim([PROBE], *[full] * 32))
+
+
+def test_the_largest_config_there_is_passes_in_every_place_of_a_claim(ready: Cluster) -> None:
+    routes = [
+        {"destination": f"2001:db8::{n:x}:0/112", "gateway": f"fe80::{n:x}", "source": "10.0.0.2", "metric": n}
+        for n in range(64)
+    ]
+    rules = [{"table": n + 1, "source": f"2001:db8::{n:x}/128"} for n in range(20)]
+    features = {f"{'rx-' * 8}{n}": True for n in range(24)}
+    full = FULL | {"routes": routes, "rules": rules, "features": features}
+    assert config.problems(full) == []
+    assert 8000 < len(json.dumps(full)) <= 10240
+    create(ready, CLAIMS, claim([DRIVER], *[full] * 32))
+    only_bad = GOOD | {"routes": [{"destination": ""}] * 64, "rules": [{}] * 32, "neighbours": [{}] * 64}
+    with pytest.raises(ApiError) as caught:
+        create(ready, CLAIMS, claim([DRIVER], *[only_bad] * 32))
+    assert caught.value.status == 422
+    assert len(str(caught.value)) < 5000
 
 
 def expected_text(position: int, problem: Problem) -> str:

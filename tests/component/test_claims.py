@@ -102,8 +102,11 @@ class Driver:
         view = world.view(inventory=inventory(away), netdev_of=netdev_of)
         return cls(root, api, world.state(root, api, node=view))
 
-    def prepare(self, number: int, *devices: str, pod: str = "pod-1", patience: float = 2) -> None:
-        self.api.put(claim(number, *devices, pods=(pod,)))
+    def prepare(
+        self, number: int, *devices: str, pod: str = "pod-1", patience: float = 2, **config: Any
+    ) -> None:
+        configs = [world.config(**config)] if config else None
+        self.api.put(claim(number, *devices, pods=(pod,), configs=configs))
         self.state.prepare(ref(number), patience)
 
     def files(self) -> list[str]:
@@ -164,6 +167,57 @@ def test_devices_come_home_whatever_the_pod_did_to_them(driver: Driver, pods: li
     ip("-netns", pods[0], "link", "set", "net1", "name", "mine", "mtu", "1400")
     driver.state.detach(f"sandbox-{pods[0]}")
     assert_home(0)
+
+
+def test_config_has_its_effect_in_the_pod_and_leaves_nothing_behind(driver: Driver, pods: list[str]) -> None:
+    """Here for the NIC half of a pair; each setting by itself: test_attach_settings.py."""
+    before = links()[vf_name(0)]
+    driver.prepare(
+        1,
+        "pair-0",
+        interfaceName="rail",
+        mtu=2000,
+        mac="02:00:00:00:77:77",
+        addresses=["10.66.0.2/24"],
+        routes=[{"destination": "10.67.0.0/16", "gateway": "10.66.0.1", "table": 100}],
+        rules=[{"table": 100, "source": "10.66.0.2/32"}],
+        sysctls={"arpIgnore": 1},
+    )
+    driver.state.attach(sandbox(pods[0]))
+    inside = links(pods[0])["rail"]
+    assert (inside["address"], inside["mtu"], "UP" in inside["flags"]) == ("02:00:00:00:77:77", 2000, True)
+    assert "10.66.0.2/24" in ip("-netns", pods[0], "address", "show", "dev", "rail")
+    assert "10.67.0.0/16 via 10.66.0.1" in ip("-netns", pods[0], "route", "show", "table", "100")
+    assert "from 10.66.0.2 lookup 100" in ip("-netns", pods[0], "rule", "show")
+    driver.state.detach(f"sandbox-{pods[0]}")
+    assert_home(0)
+    assert "lookup 100" not in ip("-netns", pods[0], "rule", "show")
+    driver.state.unprepare(ref(1))
+    assert driver.files() == []
+    assert {key: links()[vf_name(0)][key] for key in ("address", "mtu", "flags")} == {
+        key: before[key] for key in ("address", "mtu", "flags")
+    }
+
+
+def test_config_that_the_device_cannot_have_is_refused_at_once(driver: Driver) -> None:
+    with pytest.raises(RailmateError, match=r"team/claim-1: netdev .* cannot have rx rings 512: at most 0"):
+        driver.prepare(1, "pair-0", patience=60, rings={"rx": 512})
+    assert driver.files() == []
+
+
+def test_namespace_deleted_under_the_driver(driver: Driver, pods: list[str]) -> None:
+    """A veth end dies with its namespace; it is made again to play the VF that the kernel gives back."""
+    driver.prepare(1, "pair-0", mac="02:00:00:00:77:77")
+    driver.state.attach(sandbox(pods[0]))
+    ip("netns", "delete", pods[0])
+    driver.state.detach(f"sandbox-{pods[0]}")
+    driver.state.unprepare(ref(1))
+    assert driver.gates() == []
+    assert driver.files() == [f"{VFS[0]}.json"], "it is looked for"
+    ip("link", "add", f"{TAG}back", "address", mac(0), "type", "veth", "peer", "name", f"{TAG}p0")
+    assert driver.state.moves.fetch_strays() == 1
+    assert_home(0)
+    assert driver.files() == []
 
 
 def test_new_sandbox_of_the_pod_gets_the_netdev(driver: Driver, pods: list[str]) -> None:

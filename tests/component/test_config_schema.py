@@ -73,6 +73,12 @@ def test_schema_refuses_what_the_decoder_refuses(chart: Path) -> None:
         HEAD | {"routes": [{"to": "10.0.0.0/8", "gw": ""}]},
         HEAD | {"matrix": [[10]]},
         HEAD | {"ipam": {"type": "dhcp"}},
+        HEAD | {"plugin": {"anything": 1}},
+        HEAD | {"offset": 1},
+        HEAD | {"selectors": [{}]},
+        HEAD | {"features": {"A": True}},
+        HEAD | {"features": {"a": 1}},
+        HEAD | {"features": {f"a{n}": True for n in range(7)}},
     ]
     assert all(config.problems(one, KINDS) for one in bad)
     said = refused(chart, HEAD, *bad)

@@ -28,7 +28,7 @@ CASES = [
 ]
 #: Steps that a verb has at least; fewer would mean that they are no longer seen.
 AT_LEAST = {"prepare": 6, "attach": 8, "release": 4, "unprepare": 5, "start": 8}
-_SECONDS = 120
+_SECONDS = 400
 
 Outcome = dict[str, Any]
 

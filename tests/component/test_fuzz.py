@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import railmate.claims.attachments as attachments
 import railmate.claims.state as verbs
-from component.fuzz_inputs import ODD, damaged, fuzz, mutated
+from component.fuzz_inputs import ODD, damaged, fuzz, mutated, whole_config
 from railmate.attach.model import (
     AttachedNetdev,
     MoveRequest,
@@ -43,7 +43,7 @@ from railmate.errors import RailmateError
 from railmate.kube.errors import ApiError
 from railmate.kubelet.server import KubeletServer, probe
 from railmate.kubelet.sockets import sockets
-from railmate_api.config import ConfigError, decode
+from railmate_api.config import ConfigError, decode, merge
 from railmate_api.proto import dra_v1_pb2, dra_v1beta1_pb2
 from unit.claims.claims_world import (
     BOOT,
@@ -94,7 +94,7 @@ class Node:
         }
 
 
-def _snapshot(name: str, address: str) -> NetdevSnapshot:
+def _snapshot(name: str, address: str, *wanted: object) -> NetdevSnapshot:
     return NetdevSnapshot(address, name, "02:00:00:00:00:01", 1500, True, address)
 
 
@@ -131,6 +131,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(verbs, "snapshot", _snapshot)
     monkeypatch.setattr(attachments, "attach_all", _attach_all)
     monkeypatch.setattr(attachments, "return_all", _return_all)
+    monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])
     monkeypatch.setattr("railmate.claims.reconcile.is_namespace", lambda path: True)
     monkeypatch.setattr(attachments, "is_namespace", lambda path: True, raising=False)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)  # thousands of them, and no power cut in here
@@ -262,6 +263,8 @@ def test_no_file_in_the_cdi_directory_stops_the_driver_or_costs_anything(node: N
 def test_no_claim_stops_the_driver(node: Node, seed: int) -> None:
     chance = random.Random(seed)
     configs = [config("FromClass"), config(interfaceName="rail", requests=["main"])]
+    if chance.random() < 0.5:
+        configs[0]["opaque"]["parameters"] = whole_config()
     whole = claim(1, "wide", "vf-2", configs=configs, template="devices")
     whole["status"]["allocation"]["devices"]["results"][1]["request"] = "other/sub"
     for _ in range(_EACH):
@@ -278,16 +281,22 @@ def test_no_claim_stops_the_driver(node: Node, seed: int) -> None:
 @fuzz(500)
 def test_no_config_stops_the_driver(seed: int) -> None:
     chance = random.Random(seed)
-    whole = {"apiVersion": "railmate.dev/v1alpha1", "kind": "RdmaVfConfig", "interfaceName": "rail"}
+    whole = whole_config()
+    decode(whole)
     for _ in range(_EACH):
         value = mutated(whole, chance)
         note(f"config: {value!r}")
         inputs["configs"] += 1
         try:
-            name = decode(value).interface_name
+            found = decode(value)
         except ConfigError:
             continue
+        for field in ("addresses", "routes", "rules", "neighbours"):
+            assert isinstance(getattr(found, field), tuple | None)
+        assert found.mtu is None or 68 <= found.mtu <= 65535
+        name = found.interface_name
         assert name is None or (isinstance(name, str) and 0 < len(name) < 16 and "/" not in name)
+        assert merge([found, found]) == found
 
 
 # --- the kubelet

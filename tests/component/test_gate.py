@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -58,14 +59,18 @@ def gate(gate_executable: Path, attached: Path) -> Gate:
     return run
 
 
-def state(sandbox: str = SANDBOX, key: str = CONTAINERD_KEY, **more: str) -> str:
+NO_PROCESS = 1 << 22  # the highest number that pid_max allows is one less
+CAP_SYS_RESOURCE = 24
+
+
+def state(sandbox: str = SANDBOX, key: str = CONTAINERD_KEY, process: int = NO_PROCESS, **more: str) -> str:
     """A state as runc hands it to a hook."""
     return json.dumps(
         {
             "ociVersion": "1.3.0",
             "id": "ab" * 32,
             "status": "creating",
-            "pid": 4711,
+            "pid": process,
             "bundle": "/run/containerd/io.containerd.runtime.v2.task/k8s.io/x",
             "annotations": {"io.kubernetes.cri.container-type": "container", key: sandbox, **more},
         }
@@ -248,3 +253,61 @@ def test_wrong_arguments_are_bad_usage(gate_executable: Path) -> None:
     done = subprocess.run([gate_executable], input="", capture_output=True, text=True)
     assert done.returncode == 2
     assert "usage:" in done.stderr
+
+
+# --- locked memory
+@pytest.fixture
+def container() -> Iterator[int]:
+    """A process that may lock 64 KiB and could ask for twice as much, as a container's first one."""
+    limits = (64 << 10, 128 << 10)
+    process = subprocess.Popen(
+        ["sleep", "60"], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, limits)
+    )
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def may_raise() -> bool:
+    status = Path("/proc/self/status").read_text()
+    (capabilities,) = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")]
+    return bool(int(capabilities, 16) >> CAP_SYS_RESOURCE & 1)
+
+
+def left(attached: Path) -> list[str]:
+    return [path.name for path in attached.parent.glob("memlock*")]
+
+
+def test_a_container_that_starts_may_lock_memory_as_far_as_the_runtime_may_allow_it(
+    gate: Gate, attached: Path, container: int
+) -> None:
+    """Without CAP_SYS_RESOURCE the hard limit stays, the soft one goes up to it, and the driver is told."""
+    attach(attached)
+    assert gate(state(process=container)).returncode == 0
+    limits = resource.prlimit(container, resource.RLIMIT_MEMLOCK)
+    if may_raise():
+        assert (limits, left(attached)) == ((resource.RLIM_INFINITY,) * 2, ["memlock-raised"])
+    else:
+        assert (limits, left(attached)) == ((128 << 10, 128 << 10), ["memlock-refused"])
+
+
+def test_what_the_driver_was_told_is_what_was_last_seen(gate: Gate, attached: Path, container: int) -> None:
+    attach(attached)
+    stale, fresh = ("refused", "raised") if may_raise() else ("raised", "refused")
+    (attached.parent / f"memlock-{stale}").touch()
+    gate(state(process=container))
+    assert left(attached) == [f"memlock-{fresh}"]
+
+
+def test_a_container_that_is_refused_gets_no_more_memory(gate: Gate, attached: Path, container: int) -> None:
+    assert gate(state(process=container)).returncode == 1
+    assert resource.prlimit(container, resource.RLIMIT_MEMLOCK)[0] == 64 << 10
+    assert left(attached) == []
+
+
+def test_a_process_that_has_ended_meanwhile_does_not_close_the_gate(gate: Gate, attached: Path) -> None:
+    attach(attached)
+    assert gate(state(process=NO_PROCESS)).returncode == 0
+    assert left(attached) == []

@@ -9,5 +9,9 @@ class AttachError(RailmateError):
     """A device could not be attached or taken back."""
 
 
+class UnfitError(AttachError):
+    """The device cannot do what is asked, now or later."""
+
+
 class NamespaceGoneError(AttachError):
     """The pod's network namespace does not exist any more."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import partial
 
-from pyroute2.netlink.exceptions import NetlinkError
-
-from railmate.attach import links
+from railmate.attach import addressing, ethtool, links, rdmasoft, vf
 from railmate.attach.errors import AttachError
-from railmate.attach.links import Link, attempt
+from railmate.attach.ethtool import Ethtool
+from railmate.attach.links import Link, attempt, error_of
 from railmate.attach.model import NetdevReturn, NetdevSnapshot, ReturnRequest, ReturnState
 from railmate.attach.namespaces import Sides
 
-_POLL = 0.02  # seconds
+_RESET_PATIENCE, _POLL = 0.3, 0.03  # seconds; what takes longer is put right later
 
 
 def find_on_host(snapshot: NetdevSnapshot, sides: Sides) -> Link | None:
@@ -30,33 +29,58 @@ def find_on_host(snapshot: NetdevSnapshot, sides: Sides) -> Link | None:
 
 def bring_home(request: ReturnRequest, sides: Sides) -> NetdevReturn:
     """From the pod, or where it is not there, from the host's own devices."""
-    snapshot, attached = request.snapshot, request.attached
-    link = links.find(
-        links.get_all(sides.pod),
-        parent=snapshot.parent,
-        mac=snapshot.mac,
-        index=attached.ifindex if attached else None,
-        name=attached.name if attached else None,
-    )
+    link = _in_pod(request, sides)
     if link is None:
-        return _restore(snapshot, sides, ReturnState.ALREADY_HOME)
+        return restore(request, sides)
+    if request.settings.vf is not None:
+        restore_vf(request.snapshot, sides)  # so that the VF has its own MAC again when the move closes it
     try:
-        _move_home(snapshot, link, sides)
+        _move_home(request, link, sides)
     except AttachError as error:
-        return NetdevReturn(snapshot.pci_address, ReturnState.FAILED, link.name, (str(error),))
-    return _restore(snapshot, sides, ReturnState.RETURNED)
+        return NetdevReturn(request.snapshot.pci_address, ReturnState.FAILED, link.name, (str(error),))
+    return restore(request, sides, ReturnState.RETURNED)
 
 
-def _move_home(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> None:
-    """The kernel closes a device that changes its namespace, so it arrives down."""
+def _in_pod(request: ReturnRequest, sides: Sides) -> Link | None:
+    if sides.pod is None:
+        return None
+    snapshot, attached = request.snapshot, request.attached
+    if attached is not None:
+        named = links.get(sides.pod, attached.name)
+        if named is not None and (named.parent, named.mac) == (snapshot.parent, attached.mac):
+            return named  # as it was left, which saves reading all
+    macs = (snapshot.mac, attached.mac if attached else None, request.settings.mac)
+    there = links.get_all(sides.pod)
+    for mac in dict.fromkeys(mac for mac in macs if mac is not None):
+        link = links.find(
+            there,
+            parent=snapshot.parent,
+            mac=mac,
+            index=attached.ifindex if attached else None,
+            name=attached.name if attached else None,
+        )
+        if link is not None:
+            return link
+    return None
+
+
+def _move_home(request: ReturnRequest, link: Link, sides: Sides) -> None:
+    """The kernel closes a device that changes its namespace, so it arrives down. What it has left in the pod's
+    namespace goes as well: the pod may have other claims, and live on."""
+    assert sides.pod is not None
+    snapshot = request.snapshot
+    for rule in request.settings.rules:
+        with suppress(OSError):
+            addressing.remove_rule(sides.pod, rule)
     if snapshot.parent is None and link.mac != snapshot.mac:
         # On the host only the MAC will tell which device this is. If it cannot be set, the device is found lost.
-        with suppress(NetlinkError):
-            sides.pod.link("set", index=link.index, state="down")
-            sides.pod.link("set", index=link.index, address=snapshot.mac)
+        with suppress(OSError):
+            links.change(sides.pod, link.index, up=False)
+            links.change(sides.pod, link.index, mac=snapshot.mac)
+    rdmasoft.take_back(snapshot.soft_rdma, sides)
     with attempt(f"interface {link.name} ({snapshot.pci_address}) cannot be moved from the pod to the host"):
         name = _free_name(snapshot, sides)
-        sides.pod.link("set", index=link.index, net_ns_fd=sides.host_fd, ifname=name)
+        links.change(sides.pod, link.index, namespace_fd=sides.host_fd, name=name)
 
 
 def _free_name(snapshot: NetdevSnapshot, sides: Sides) -> str:
@@ -68,52 +92,144 @@ def _free_name(snapshot: NetdevSnapshot, sides: Sides) -> str:
     return f"rm{domain}{bus}{device}{function}"[:15]
 
 
-def await_home(request: ReturnRequest, sides: Sides, deadline: float) -> NetdevReturn:
-    while True:
-        result = _restore(request.snapshot, sides, ReturnState.ALREADY_HOME)
-        if result.state != ReturnState.LOST or time.monotonic() >= deadline:
-            return result
-        time.sleep(_POLL)
-
-
-def _restore(snapshot: NetdevSnapshot, sides: Sides, state: ReturnState) -> NetdevReturn:
-    """Give a device that is on the host its name, MAC, MTU and state back, and look whether it has them."""
+def restore(
+    request: ReturnRequest, sides: Sides, state: ReturnState = ReturnState.ALREADY_HOME
+) -> NetdevReturn:
+    """Give a device that is on the host everything back that the snapshot knows, and look whether it has it."""
+    snapshot = request.snapshot
     try:
         found = find_on_host(snapshot, sides)
+        if found is None and snapshot.parent is None and request.settings.mac is not None:
+            # the kernel has brought it home with the MAC that it had in the pod
+            found = links.find(links.get_all(sides.host), parent=None, mac=request.settings.mac)
         if found is None:
             return NetdevReturn(snapshot.pci_address, ReturnState.LOST, None)
-        problems = _put_right(snapshot, found, sides)
+        if request.settings.vf is not None:
+            restore_vf(
+                snapshot, sides
+            )  # a MAC that the physical function has set would keep the VF from its own
+        problems = [
+            *_put_right(snapshot, found, sides),
+            # after the netdev: where the pod has set a MAC the physical function follows the VF by itself
+            *restore_vf(snapshot, sides),
+            *_ethtool_right(snapshot, found, sides),
+            *_addresses_right(snapshot, found, sides),
+        ]
         link = links.get_index(sides.host, found.index)
-    except NetlinkError as error:
-        return NetdevReturn(snapshot.pci_address, ReturnState.FAILED, None, (os.strerror(error.code),))
+    except OSError as error:
+        return NetdevReturn(snapshot.pci_address, ReturnState.FAILED, None, (error_of(error)[1],))
     if link is None:
         return NetdevReturn(snapshot.pci_address, ReturnState.LOST, None)
+    problems += rdmasoft.restore(snapshot.soft_rdma, link.name, sides)
     return NetdevReturn(snapshot.pci_address, state, link.name, tuple(problems))
 
 
 def _put_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
     """Set what differs from the snapshot; a sentence for each thing that could not be set."""
-    changes: list[tuple[str, dict[str, Any]]] = []
-    problems = []
-    if link.name != snapshot.name:
-        name = _free_name(snapshot, sides)
-        if name != snapshot.name:
-            problems.append(f"its name {snapshot.name} is taken by another device; it is called {name} now")
-        if name != link.name:
-            changes.append((f"name {name}", {"ifname": name}))
+    changes: list[tuple[str, Callable[[], None]]] = []
+    problems: list[str] = []
+
+    def change(what: str, name: str | None = None, mac: str | None = None, mtu: int | None = None,
+               up: bool | None = None) -> None:  # fmt: skip
+        changes.append(
+            (what, lambda: links.change(sides.host, link.index, name=name, mac=mac, mtu=mtu, up=up))
+        )
+
+    name = link.name if link.name == snapshot.name else _free_name(snapshot, sides)
+    if name != snapshot.name:
+        problems.append(f"its name {snapshot.name} is taken by another device; it is called {name} now")
+    if name != link.name:
+        change(f"name {name}", name=name)
     if link.mac != snapshot.mac:
-        changes.append((f"MAC {snapshot.mac}", {"address": snapshot.mac}))
+        change(f"MAC {snapshot.mac}", mac=snapshot.mac)
     if link.mtu != snapshot.mtu:
-        changes.append((f"MTU {snapshot.mtu}", {"mtu": snapshot.mtu}))
+        change(f"MTU {snapshot.mtu}", mtu=snapshot.mtu)
     up = link.up
     if up and (changes or not snapshot.up):  # drivers may refuse a new name or MAC to a device that is up
-        changes.insert(0, ("state down", {"state": "down"}))
+        changes.insert(0, ("state down", lambda: links.change(sides.host, link.index, up=False)))
         up = False
     if up != snapshot.up:
-        changes.append(("state up", {"state": "up"}))
-    for what, change in changes:
-        try:
-            sides.host.link("set", index=link.index, **change)
-        except NetlinkError as error:
-            problems.append(f"{what} cannot be set: {os.strerror(error.code)}")
+        change("state up", up=True)
+    for what, verb in changes:
+        _try(what, verb, problems)
+    _insist_on_mac(snapshot, link.index, sides, problems)
+    return problems + _still_wrong(snapshot, name, link.index, sides, problems)
+
+
+def _insist_on_mac(snapshot: NetdevSnapshot, index: int, sides: Sides, problems: list[str]) -> None:
+    """A VF whose physical function has just been given another MAC refuses its own until its driver has reset it
+    (seen with igbvf). The driver does that when the interface goes down, and by itself some time later."""
+    refused = [one for one in problems if one.startswith("MAC ")]
+    deadline = time.monotonic() + _RESET_PATIENCE
+    while refused and time.monotonic() < deadline:
+        for up in (True, False):
+            with suppress(OSError):
+                links.change(sides.host, index, up=up)
+        with suppress(OSError):
+            links.change(sides.host, index, mac=snapshot.mac)
+        with suppress(OSError):
+            links.change(sides.host, index, up=snapshot.up)
+        now = links.get_index(sides.host, index)
+        if now is None or now.mac == snapshot.mac:
+            problems.remove(refused.pop())
+        else:
+            time.sleep(_POLL)
+
+
+def _still_wrong(snapshot: NetdevSnapshot, name: str, index: int, sides: Sides, told: list[str]) -> list[str]:
+    """What the kernel said it had set and has not; only looked for where nothing else was wrong."""
+    now = links.get_index(sides.host, index)
+    if now is None or told:
+        return []
+    wanted = {"name": name, "MAC": snapshot.mac, "MTU": snapshot.mtu}
+    found = {"name": now.name, "MAC": now.mac, "MTU": now.mtu}
+    return [
+        f"its {what} is {found[what]}, not {wanted[what]}" for what in wanted if found[what] != wanted[what]
+    ]
+
+
+def restore_vf(snapshot: NetdevSnapshot, sides: Sides) -> list[str]:
+    """What the physical function keeps of the VF; a sentence for each thing that could not be set."""
+    if snapshot.physical is None or snapshot.vf is None:
+        return []
+    try:
+        wrong = vf.difference(snapshot.vf, vf.read(sides.host, snapshot.physical))
+        if wrong == vf.NOTHING:
+            return []
+        vf.write(sides.host, snapshot.physical, wrong)
+        wrong = vf.difference(snapshot.vf, vf.read(sides.host, snapshot.physical))
+    except AttachError as error:
+        return [str(error)]
+    return [] if wrong == vf.NOTHING else [f"{snapshot.physical} does not take {vf.words(wrong)}"]
+
+
+def _ethtool_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
+    if not snapshot.ethtool:
+        return []
+    try:
+        with sides.on_host(), closing(Ethtool()) as kernel:
+            wrong = ethtool.difference(snapshot.ethtool, kernel.state(link.index).now)
+            if not wrong:
+                return []
+            kernel.set(link.index, wrong, f"netdev {snapshot.name}")
+            wrong = ethtool.difference(snapshot.ethtool, kernel.state(link.index).now)
+    except AttachError as error:
+        return [str(error)]
+    return [f"netdev {snapshot.name} does not take {ethtool.words(wrong)}"] if wrong else []
+
+
+def _addresses_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
+    """A netdev loses its addresses with its namespace."""
+    problems: list[str] = []
+    there = addressing.addresses(sides.host, link.index) if snapshot.addresses else ()
+    for address in (one for one in snapshot.addresses if one not in there):
+        verb = partial(addressing.add_address, sides.host, link.index, address)
+        _try(f"address {address}", verb, problems)
     return problems
+
+
+def _try(what: str, verb: Callable[[], None], problems: list[str]) -> None:
+    try:
+        verb()
+    except OSError as error:
+        problems.append(f"{what} cannot be set: {error_of(error)[1]}")

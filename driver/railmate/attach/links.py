@@ -1,20 +1,24 @@
-"""Network interfaces as netlink shows them: reading, changing and telling one from another."""
+"""Network interfaces as netlink shows them: reading, changing and telling one from another (rtnetlink(7))."""
 
 from __future__ import annotations
 
 import errno
 import os
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from pyroute2.netlink.exceptions import NetlinkError
 
 from railmate.attach.errors import AttachError
+from railmate.netlink import Netlink, attribute, attributes, number, text, u32, words
 
+_NEWLINK, _GETLINK = 16, 18
+_ADDRESS, _IFNAME, _MTU, _NET_NS_FD, _EXT_MASK, _PARENT_DEV_NAME = 1, 3, 4, 28, 29, 56
 _IFF_UP = 1
-_SKIP_STATISTICS = 1 << 3  # RTEXT_FILTER_SKIP_STATS: half of the work of reading a link
+_SKIP_STATISTICS = u32(1 << 3)  # RTEXT_FILTER_SKIP_STATS: half of the work of reading a link
+_INFO = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, index, flags, change mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +37,80 @@ class Link:
     parent: str | None
 
 
-def _link(message: Any) -> Link:
+def _link(message: bytes) -> Link:
+    _, _, index, flags, _ = _INFO.unpack_from(message)
+    found = attributes(message, _INFO.size)
     return Link(
-        index=message["index"],
-        name=message.get_attr("IFLA_IFNAME"),
-        mac=(message.get_attr("IFLA_ADDRESS") or "").lower(),
-        mtu=message.get_attr("IFLA_MTU"),
-        up=bool(message["flags"] & _IFF_UP),
-        parent=message.get_attr("IFLA_PARENT_DEV_NAME"),
+        index=index,
+        name=words(found[_IFNAME]),
+        mac=mac_text(found.get(_ADDRESS, b"")),
+        mtu=number(found[_MTU]),
+        up=bool(flags & _IFF_UP),
+        parent=words(found[_PARENT_DEV_NAME]) if _PARENT_DEV_NAME in found else None,
     )
 
 
-def _get(netlink: Any, **which: str | int) -> Link | None:
+def mac_text(value: bytes) -> str:
+    return ":".join(f"{byte:02x}" for byte in value)
+
+
+def mac_bytes(value: str) -> bytes:
+    return bytes.fromhex(value.replace(":", ""))
+
+
+def get(netlink: Netlink, name: str) -> Link | None:
+    """The interface called ``name``, None if there is none."""
+    return _get(netlink, 0, attribute(_IFNAME, text(name)))
+
+
+def get_index(netlink: Netlink, index: int) -> Link | None:
+    """The interface with that ``index``, None if there is none."""
+    return _get(netlink, index, b"")
+
+
+def _get(netlink: Netlink, index: int, which: bytes) -> Link | None:
+    body = _INFO.pack(0, 0, index, 0, 0) + which + attribute(_EXT_MASK, _SKIP_STATISTICS)
     try:
-        return _link(netlink.link("get", ext_mask=_SKIP_STATISTICS, **which)[0])
-    except NetlinkError as error:
-        if error.code == errno.ENODEV:
+        (answer,) = netlink.request(_GETLINK, body)
+    except OSError as error:
+        if error.errno == errno.ENODEV:
             return None
         raise
+    return _link(answer)
 
 
-def get(netlink: Any, name: str) -> Link | None:
-    """The interface called ``name``, None if there is none."""
-    return _get(netlink, ifname=name)
-
-
-def get_index(netlink: Any, index: int) -> Link | None:
-    """The interface with that ``index``, None if there is none."""
-    return _get(netlink, index=index)
-
-
-def get_all(netlink: Any) -> list[Link]:
+def get_all(netlink: Netlink) -> list[Link]:
     """All interfaces of the socket's namespace."""
-    return [_link(message) for message in netlink.link("dump", ext_mask=_SKIP_STATISTICS)]
+    body = _INFO.pack(0, 0, 0, 0, 0) + attribute(_EXT_MASK, _SKIP_STATISTICS)
+    return [_link(message) for message in netlink.dump(_GETLINK, body)]
+
+
+def change(
+    netlink: Netlink,
+    index: int,
+    *,
+    name: str | None = None,
+    mac: str | None = None,
+    mtu: int | None = None,
+    up: bool | None = None,
+    namespace_fd: int | None = None,
+) -> None:
+    """Change what is given, in one message. Raises OSError.
+
+    The kernel first moves the interface, which takes it down, and gives it its name on the way; then come MAC, MTU
+    and state (do_setlink in net/core/rtnetlink.c). What came before a part that fails stays.
+    """
+    parts = b""
+    if namespace_fd is not None:
+        parts += attribute(_NET_NS_FD, u32(namespace_fd))
+    if name is not None:
+        parts += attribute(_IFNAME, text(name))
+    if mac is not None:
+        parts += attribute(_ADDRESS, mac_bytes(mac))
+    if mtu is not None:
+        parts += attribute(_MTU, u32(mtu))
+    flags, mask = (_IFF_UP if up else 0), (_IFF_UP if up is not None else 0)
+    netlink.request(_NEWLINK, _INFO.pack(0, 0, index, flags, mask) + parts)
 
 
 @contextmanager
@@ -73,9 +118,17 @@ def attempt(what: str) -> Iterator[None]:
     """Turn a kernel error inside into an AttachError that says ``what`` could not be done."""
     try:
         yield
-    except NetlinkError as error:
-        hint = "; railmate needs CAP_NET_ADMIN" if error.code == errno.EPERM else ""
-        raise AttachError(f"{what}: {os.strerror(error.code)}{hint}") from None
+    except (OSError, NetlinkError) as error:
+        code, reason = error_of(error)
+        hint = "; railmate needs CAP_NET_ADMIN" if code == errno.EPERM else ""
+        raise AttachError(f"{what}: {reason}{hint}") from None
+
+
+def error_of(error: OSError | NetlinkError) -> tuple[int, str]:
+    """Number and words of a kernel error."""
+    if isinstance(error, OSError):
+        return error.errno or 0, error.strerror or str(error)
+    return error.code, os.strerror(error.code)
 
 
 def find(

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
+
+from railmate.attach.rdmamodel import RdmaDeviceRef
+from railmate.attach.settings import NO_ETHTOOL, NO_SETTINGS, EthtoolSettings, NetdevSettings, VfSettings
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalPort:
+    """The netdev of a VF's physical function, and the VF's index there."""
+
+    netdev: str
+    vf: int
+
+    def __str__(self) -> str:
+        return f"VF {self.vf} of {self.netdev}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +26,9 @@ class NetdevSnapshot:
     """A netdev as it was on the host before a pod got it, to be restored afterwards.
 
     ``parent`` is the device behind it as the kernel says (the PCI address of a VF), None where it does not
-    say; then the MAC identifies the netdev. ``mtu`` in bytes.
+    say; then the MAC identifies the netdev. ``mtu`` in bytes. ``addresses`` with prefix, without those that the
+    kernel makes itself. ``vf`` is what the physical function kept of it, None where there is none to ask.
+    ``soft_rdma`` are RDMA devices that software makes over it: they end when it moves, and are made anew.
     """
 
     pci_address: str
@@ -22,6 +37,11 @@ class NetdevSnapshot:
     mtu: int
     up: bool
     parent: str | None = None
+    addresses: tuple[str, ...] = ()
+    ethtool: EthtoolSettings = NO_ETHTOOL
+    physical: PhysicalPort | None = None
+    vf: VfSettings | None = None
+    soft_rdma: tuple[RdmaDeviceRef, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -29,25 +49,16 @@ class NetdevSnapshot:
     def __str__(self) -> str:
         return f"netdev {self.name} of {self.pci_address}"
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> NetdevSnapshot:
-        """The inverse of ``to_dict``; unknown keys are ignored. Raises KeyError when one is missing."""
-        return cls(
-            pci_address=data["pci_address"],
-            name=data["name"],
-            mac=data["mac"],
-            mtu=data["mtu"],
-            up=data["up"],
-            parent=data.get("parent"),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class MoveRequest:
-    """The netdev of ``snapshot`` is to be the pod's interface ``name``."""
+    """The netdev of ``snapshot`` is to be the pod's interface ``name``, with ``settings``. ``rdma_devices`` of its
+    PCI function go with it where namespaces do not share them."""
 
     snapshot: NetdevSnapshot
     name: str
+    settings: NetdevSettings = NO_SETTINGS
+    rdma_devices: tuple[RdmaDeviceRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +74,12 @@ class AttachedNetdev:
 
 @dataclass(frozen=True, slots=True)
 class ReturnRequest:
-    """The netdev of ``snapshot`` is to come home; ``attached`` is what attaching it returned, if known."""
+    """The netdev of ``snapshot`` is to come home; ``attached`` is what attaching it returned, if known, ``settings``
+    what was asked for it."""
 
     snapshot: NetdevSnapshot
     attached: AttachedNetdev | None = None
+    settings: NetdevSettings = NO_SETTINGS
 
 
 class ReturnState(StrEnum):

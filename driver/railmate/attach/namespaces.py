@@ -2,8 +2,8 @@
 
 A netlink socket belongs for ever to the namespace its thread was in when it was opened. So a thread made for
 the purpose opens one socket, enters the pod's namespace, opens the other and ends when the work is done; no
-other thread ever changes its namespace (setns(2), network_namespaces(7)). A thread of their own is also what
-pyroute2's synchronous classes need, which run an event loop inside.
+other thread ever changes its namespace (setns(2), network_namespaces(7)). What is below /proc/sys/net also
+depends on the thread that looks.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pyroute2 import IPRoute
+from typing import TypeVar
 
 from railmate.attach.errors import AttachError, NamespaceGoneError
+from railmate.netlink import Netlink
 
 T = TypeVar("T")
 
@@ -40,12 +39,25 @@ def is_namespace(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The host's side and, where there is one, the pod's: a pyroute2 IPRoute and the namespace's fd each."""
+    """The host's side and, where there is one, the pod's: an rtnetlink socket and the namespace's fd each. The thread
+    itself is in the pod's namespace where there is one."""
 
-    host: Any
+    host: Netlink
     host_fd: int
-    pod: Any = None
+    pod: Netlink | None = None
     pod_fd: int = -1
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Within it this thread is in the host's namespace."""
+        if self.pod is None:
+            yield
+            return
+        enter(self.host_fd)
+        try:
+            yield
+        finally:
+            enter(self.pod_fd)
 
 
 @contextmanager
@@ -87,21 +99,22 @@ def _open_and_run(namespace_fd: int | None, work: Callable[[Sides], T]) -> T:
     with ExitStack() as stack:
         host_fd = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, host_fd)
-        host = stack.enter_context(IPRoute())
+        host = stack.enter_context(Netlink())
         if namespace_fd is None:
             return work(Sides(host, host_fd))
         try:
-            _setns(namespace_fd)
+            enter(namespace_fd)
         except OSError as error:
             raise AttachError(
                 f"the pod's network namespace cannot be entered: {error.strerror}; "
                 "railmate needs CAP_SYS_ADMIN"
             ) from None
-        pod = stack.enter_context(IPRoute())
+        pod = stack.enter_context(Netlink())
         return work(Sides(host, host_fd, pod, namespace_fd))
 
 
-def _setns(fd: int) -> None:
+def enter(fd: int) -> None:
+    """Put this thread, which must be one of ``_in_thread``, into the namespace. Raises OSError."""
     if hasattr(os, "setns"):  # Python 3.12
         os.setns(fd, _CLONE_NEWNET)
         return

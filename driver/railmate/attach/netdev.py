@@ -7,31 +7,35 @@ interface, and a namespace that ends gives a VF back under the name it had in th
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
-from railmate.attach import links
-from railmate.attach.errors import AttachError, NamespaceGoneError
-from railmate.attach.home import await_home, bring_home
+from railmate.attach import addressing, ethtool, links, vf
+from railmate.attach.errors import AttachError, NamespaceGoneError, UnfitError
+from railmate.attach.ethtool import Ethtool
+from railmate.attach.home import bring_home
 from railmate.attach.links import attempt
 from railmate.attach.model import (
     AttachedNetdev,
     MoveRequest,
     NetdevReturn,
     NetdevSnapshot,
+    PhysicalPort,
     ReturnRequest,
     ReturnState,
 )
-from railmate.attach.move import MoveNetdev
-from railmate.attach.namespaces import open_namespace, with_host, with_namespace
-from railmate.attach.steps import apply_all
+from railmate.attach.move import steps_of
+from railmate.attach.namespaces import Sides, open_namespace, with_host, with_namespace
+from railmate.attach.settings import NO_SETTINGS, NetdevSettings, VfSettings
+from railmate.attach.steps import Step, apply_all
 
 __all__ = [
     "AttachedNetdev",
     "MoveRequest",
     "NetdevReturn",
     "NetdevSnapshot",
+    "PhysicalPort",
     "ReturnRequest",
     "ReturnState",
     "attach_all",
@@ -45,23 +49,61 @@ _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # dev_valid_name() of the kernel; % would make the name a template
 _INTERFACE_NAME = re.compile(r"(?!\.{1,2}$)[^\s/:%]{1,15}")
 
-# How long a device may take to come home by itself after its namespace has ended: the kernel does that in the
-# background, within some ten milliseconds on an idle machine.
-HOMECOMING = 1.0  # seconds
 
+def snapshot(
+    ifname: str,
+    pci_address: str,
+    physical: PhysicalPort | None = None,
+    settings: NetdevSettings = NO_SETTINGS,
+) -> NetdevSnapshot:
+    """The present state of the host's netdev ``ifname`` of the PCI function ``pci_address``, and of what
+    ``physical`` keeps of it.
 
-def snapshot(ifname: str, pci_address: str) -> NetdevSnapshot:
-    """The present state of the host's netdev ``ifname`` of the PCI function ``pci_address``.
-
-    Raises AttachError when there is none, or when it belongs to another PCI function.
+    Raises AttachError when there is none or when it belongs to another PCI function, UnfitError when it could not
+    take the ``settings``.
     """
+    return with_host(lambda sides: _snapshot(ifname, pci_address, physical, settings, sides))
+
+
+def _snapshot(
+    ifname: str, pci_address: str, physical: PhysicalPort | None, settings: NetdevSettings, sides: Sides
+) -> NetdevSnapshot:
     with attempt(f"netdev {ifname} cannot be read"):
-        link = with_host(lambda sides: links.get(sides.host, ifname))
-    if link is None:
-        raise AttachError(f"netdev {ifname} of {pci_address} is not on the host; is it in a pod?")
-    if link.parent is not None and _PCI_ADDRESS.fullmatch(link.parent) and link.parent != pci_address:
-        raise AttachError(f"netdev {ifname} belongs to PCI function {link.parent}, not to {pci_address}")
-    return NetdevSnapshot(pci_address, link.name, link.mac, link.mtu, link.up, link.parent)
+        link = links.get(sides.host, ifname)
+        if link is None:
+            raise AttachError(f"netdev {ifname} of {pci_address} is not on the host; is it in a pod?")
+        if link.parent is not None and _PCI_ADDRESS.fullmatch(link.parent) and link.parent != pci_address:
+            raise AttachError(f"netdev {ifname} belongs to PCI function {link.parent}, not to {pci_address}")
+        with closing(Ethtool()) as kernel:
+            state = kernel.state(link.index)
+        missing = ethtool.impossible(settings.ethtool, state)
+        if missing:
+            raise UnfitError(f"netdev {ifname} of {pci_address} cannot have {missing}")
+        kept = _kept(physical, settings, sides)
+        return NetdevSnapshot(
+            pci_address,
+            link.name,
+            link.mac,
+            link.mtu,
+            link.up,
+            link.parent,
+            addresses=addressing.addresses(sides.host, link.index),
+            ethtool=state.now,
+            physical=physical if kept else None,
+            vf=kept,
+        )
+
+
+def _kept(physical: PhysicalPort | None, settings: NetdevSettings, sides: Sides) -> VfSettings | None:
+    """What the physical function keeps of the VF; None where it cannot be asked and need not be."""
+    if physical is None:
+        return None
+    try:
+        return vf.read(sides.host, physical)
+    except AttachError as error:
+        if settings.needs_physical:
+            raise UnfitError(str(error)) from error
+        return None
 
 
 def move_in(snapshot: NetdevSnapshot, netns_path: Path, *, name: str) -> AttachedNetdev:
@@ -70,7 +112,8 @@ def move_in(snapshot: NetdevSnapshot, netns_path: Path, *, name: str) -> Attache
 
 
 def attach_all(requests: Sequence[MoveRequest], netns_path: Path) -> list[AttachedNetdev]:
-    """Move netdevs into the namespace at ``netns_path`` and bring them up there: all of them or none.
+    """Move netdevs, with their RDMA devices, into the namespace at ``netns_path`` and set them up there: all of them
+    or none.
 
     Repeatable: a netdev that is there already stays as it is, also when a container has renamed it since.
     Raises AttachError that names the netdev and the cause; what this call had moved is home again by then.
@@ -78,31 +121,30 @@ def attach_all(requests: Sequence[MoveRequest], netns_path: Path) -> list[Attach
     for request in requests:
         if not _INTERFACE_NAME.fullmatch(request.name):
             raise AttachError(f"{request.name!r} is no interface name: 1 to 15 characters, no space, / or :")
-    moves = [MoveNetdev(request) for request in requests]
+    steps: list[Step] = []
+    moves = []
+    for request in requests:
+        its_steps, move = steps_of(request)
+        steps += its_steps
+        moves.append(move)
     with open_namespace(netns_path) as fd:
-        with_namespace(fd, lambda sides: apply_all(moves, sides))
+        with_namespace(fd, lambda sides: apply_all(steps, sides))
     return [move.attached for move in moves if move.attached is not None]
 
 
 def move_back(
-    snapshot: NetdevSnapshot,
-    netns_path: Path | None,
-    *,
-    attached: AttachedNetdev | None = None,
-    wait: float = HOMECOMING,
+    snapshot: NetdevSnapshot, netns_path: Path | None, *, attached: AttachedNetdev | None = None
 ) -> NetdevReturn:
     """Bring one netdev home; see :func:`return_all`."""
-    return return_all([ReturnRequest(snapshot, attached)], netns_path, wait=wait)[0]
+    return return_all([ReturnRequest(snapshot, attached)], netns_path)[0]
 
 
-def return_all(
-    requests: Sequence[ReturnRequest], netns_path: Path | None, *, wait: float = HOMECOMING
-) -> list[NetdevReturn]:
-    """Bring netdevs home and restore name, MAC, MTU and state. Repeatable; a failure does not stop the rest.
+def return_all(requests: Sequence[ReturnRequest], netns_path: Path | None) -> list[NetdevReturn]:
+    """Bring netdevs home and restore what their snapshots know. Repeatable; a failure does not stop the rest.
 
     ``netns_path`` is where they should be; None or a namespace that has ended means that the kernel has taken
-    them back or is about to, which is waited for ``wait`` seconds at most. Raises AttachError only when the
-    namespace exists and cannot be entered.
+    them back or is about to; one that is not there yet is lost, and has to be asked for again. Raises AttachError
+    only when the namespace exists and cannot be entered.
     """
     if netns_path is not None:
         try:
@@ -110,5 +152,4 @@ def return_all(
                 return with_namespace(fd, lambda sides: [bring_home(request, sides) for request in requests])
         except NamespaceGoneError:
             pass
-    deadline = time.monotonic() + wait
-    return with_host(lambda sides: [await_home(request, sides, deadline) for request in requests])
+    return with_host(lambda sides: [bring_home(request, sides) for request in requests])

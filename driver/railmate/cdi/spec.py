@@ -40,11 +40,13 @@ class CdiDevice:
     metadata_file: Path | None = None  # on the node
     metadata_mount: str | None = None  # in the container
     gate: Gate | None = None
+    topology_file: Path | None = None  # on the node
+    topology_mount: str | None = None  # in the container
 
     @property
     def is_empty(self) -> bool:
         """Runtimes refuse a CDI device that edits nothing."""
-        return not (self.nodes or self.metadata_file or self.gate)
+        return not (self.nodes or self.metadata_file or self.gate or self.topology_file)
 
 
 def kind(driver: str) -> str:
@@ -82,20 +84,27 @@ def render(driver: str, devices: Sequence[CdiDevice]) -> dict[str, Any]:
     }
 
 
+def _mount(source: Path, target: str) -> dict[str, Any]:
+    return {
+        "hostPath": str(source),
+        "containerPath": target,
+        "options": ["ro", "bind", "nosuid", "nodev", "noexec"],
+    }
+
+
 def _edits(device: CdiDevice) -> dict[str, Any]:
     edits: dict[str, Any] = {}
     if device.nodes:
         edits["deviceNodes"] = [
             {"path": n.path, "hostPath": n.host_path, "permissions": "rw"} for n in device.nodes
         ]
-    if device.metadata_file and device.metadata_mount:
-        edits["mounts"] = [
-            {
-                "hostPath": str(device.metadata_file),
-                "containerPath": device.metadata_mount,
-                "options": ["ro", "bind", "nosuid", "nodev", "noexec"],
-            }
-        ]
+    mounts = (
+        (device.metadata_file, device.metadata_mount),
+        (device.topology_file, device.topology_mount),
+    )
+    found = [_mount(source, target) for source, target in mounts if source and target]
+    if found:
+        edits["mounts"] = found
     if device.gate:
         gate = device.gate
         edits["hooks"] = [

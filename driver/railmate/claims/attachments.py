@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from railmate.attach.model import MoveRequest, NetdevReturn, ReturnRequest, ReturnState
+from railmate.attach.model import AttachedNetdev, MoveRequest, NetdevReturn, ReturnRequest, ReturnState
 from railmate.attach.namespaces import is_namespace
 from railmate.attach.netdev import attach_all, return_all
+from railmate.attach.rdma import attach_rdma, return_rdma
+from railmate.claims import leases
 from railmate.claims.ledger import Ledger
 from railmate.claims.records import Attachment, Entry
 from railmate.errors import RailmateError
@@ -42,42 +44,73 @@ class Attachments:
     ) -> None:
         self.driver, self._ledger, self._on_attached = driver, ledger, on_attached
         self.boot_id = boot_id
+        self.repaired: Callable[[str], None] = lambda kind: None  # whoever counts repairs sets it
 
-    def attach(self, entry: Entry, sandbox: Sandbox) -> None:
-        uid = entry.claim.uid
+    def attach(self, entries: Sequence[Entry], sandbox: Sandbox) -> None:
+        """Move all netdevs of these claims into the sandbox, in one go, and open the gate for each claim."""
+        noted = [noted for entry in entries if (noted := self._note(entry, sandbox)) is not None]
+        try:
+            netdevs = self._move_in(noted, sandbox)
+        except RailmateError as error:
+            # Normally all is home again. What is not must not be forgotten: this looks, and keeps the record.
+            for entry in noted:
+                attempt(partial(self.detach, entry, "it could not be attached"))
+            claims = ", ".join(str(entry.claim) for entry in noted)
+            raise RailmateError(
+                f"{self.driver}: the NIC of {claims} cannot be attached to pod {sandbox.pod}: {error}"
+            ) from error
+        for entry in noted:
+            self._complete(entry, netdevs, sandbox)
+
+    def _note(self, entry: Entry, sandbox: Sandbox) -> Entry | None:
+        """The entry with its attachment as it is about to be; None when it is complete already."""
         if entry.attached_to(sandbox.id):
-            self._ledger.open_gate(uid, sandbox.id, host_network=sandbox.netns is None)
-            return
+            self._ledger.open_gate(entry.claim.uid, sandbox.id, host_network=sandbox.netns is None)
+            return None
+        if leases.wanted(entry):
+            raise RailmateError(
+                f"{self.driver}: the addresses of {entry.claim} are not there yet; it is tried again."
+            )
         if entry.attachment is not None:
             if entry.attachment.pod_uid != sandbox.pod_uid:
                 raise RailmateError(self.why_not(entry, sandbox))
             entry = self.detach(entry, "its pod has a new sandbox")
         netns = str(sandbox.netns) if sandbox.netns else None
-        attachment = Attachment(sandbox.id, sandbox.pod_uid, sandbox.pod, netns)
-        requests = [MoveRequest(nic.snapshot, nic.interface) for nic in entry.nics if nic.snapshot]
-        if sandbox.netns is not None and requests:
-            # Noted before the move: if this process ends between the two, the next one knows where to look.
-            self._ledger.put(entry.with_attachment(attachment), durable=False)
-            try:
-                attachment = replace(attachment, netdevs=tuple(attach_all(requests, sandbox.netns)))
-            except RailmateError as error:
-                # Normally all is home again. What is not must not be forgotten: this looks, and keeps the record.
-                attempt(partial(self.detach, entry.with_attachment(attachment), "it could not be attached"))
-                raise RailmateError(
-                    f"{self.driver}: the NIC of {entry.claim} cannot be attached to pod {sandbox.pod}: {error}"
-                ) from error
-        entry = entry.with_attachment(replace(attachment, complete=True))
+        entry = entry.with_attachment(Attachment(sandbox.id, sandbox.pod_uid, sandbox.pod, netns))
+        if netns is not None and any(nic.snapshot or nic.rdma for nic in entry.nics):
+            # before the move: if this process ends between the two, the next one knows where to look
+            self._ledger.put(entry, durable=False)
+        return entry
+
+    def _move_in(self, entries: Sequence[Entry], sandbox: Sandbox) -> Mapping[str, AttachedNetdev]:
+        """By PCI address."""
+        if sandbox.netns is None:
+            return {}
+        nics = [nic for entry in entries for nic in entry.nics]
+        requests = [
+            MoveRequest(nic.snapshot, nic.interface, nic.settings, nic.rdma) for nic in nics if nic.snapshot
+        ]
+        moved = attach_all(requests, sandbox.netns) if requests else []
+        without_netdev = [device for nic in nics if not nic.snapshot for device in nic.rdma]
+        if without_netdev:
+            attach_rdma(without_netdev, sandbox.netns)
+        return {netdev.pci_address: netdev for netdev in moved}
+
+    def _complete(self, entry: Entry, netdevs: Mapping[str, AttachedNetdev], sandbox: Sandbox) -> None:
+        assert entry.attachment is not None
+        mine = tuple(netdevs[nic.address] for nic in entry.nics if nic.address in netdevs)
+        entry = entry.with_attachment(replace(entry.attachment, netdevs=mine, complete=True))
         self._ledger.put(entry, durable=False)
-        self._ledger.open_gate(uid, sandbox.id, host_network=sandbox.netns is None)
+        self._ledger.open_gate(entry.claim.uid, sandbox.id, host_network=sandbox.netns is None)
         self._on_attached(entry)
-        moved = ", ".join(f"{request.snapshot.name} as {request.name}" for request in requests)
+        moved = ", ".join(f"{netdev.pci_address} as {netdev.name}" for netdev in mine)
         log.info(
             "%s: attached to %s: %s", entry.claim, sandbox.pod, moved if sandbox.netns else "host network"
         )
 
     def detach_all(self, sandbox_id: str, why: str) -> None:
         errors: list[Exception] = []
-        for entry in self._ledger.entries().values():
+        for entry in self._ledger.entries(mentioning=sandbox_id).values():
             if entry.attachment is not None and entry.attachment.sandbox == sandbox_id:
                 try:
                     self.detach(entry, why)
@@ -97,10 +130,13 @@ class Attachments:
         sandbox = live.get(at.pod_uid) if at else None
         ended = at is not None and at.netns is not None and not is_namespace(Path(at.netns))
         if at is not None and (ended or (sandbox is not None and sandbox.id != at.sandbox)):
-            entry = self.detach(entry, "its sandbox has ended" if ended else "its pod has a new sandbox")
+            # after a restart of containerd the end of an older sandbox is never told
+            entry = self.detach(entry, "its namespace has ended" if ended else "its pod has a new sandbox")
+            if ended:
+                self.repaired("ended namespace")
         for uid in entry.pods:
             if uid in live and entry.nics and not entry.attached_to(live[uid].id):
-                self.attach(entry, live[uid])
+                self.attach([entry], live[uid])
                 return
 
     def detach(self, entry: Entry, why: str, *, keep_record: bool = True) -> Entry:
@@ -115,10 +151,13 @@ class Attachments:
         if attachment.netns is not None and entry.boot_id == self.boot_id:
             in_pod = {netdev.pci_address: netdev for netdev in attachment.netdevs}
             requests = [
-                ReturnRequest(nic.snapshot, in_pod.get(nic.address)) for nic in entry.nics if nic.snapshot
+                ReturnRequest(nic.snapshot, in_pod.get(nic.address), nic.settings)
+                for nic in entry.nics
+                if nic.snapshot
             ]
-            # no waiting for what is not there: it is a stray then, and fetched as soon as it comes
-            returned = return_all(requests, Path(attachment.netns), wait=0.0)
+            # what is not there is a stray then, and fetched as soon as it comes
+            self._report_rdma(entry, Path(attachment.netns))
+            returned = return_all(requests, Path(attachment.netns))
             self._remember_strays(entry, returned)
             self._report(entry, returned, why)
         entry = entry.with_attachment(None)
@@ -137,6 +176,12 @@ class Attachments:
                 attempt(partial(self._ledger.put_stray, snapshots[one.pci_address]))
             elif one.home:
                 self._ledger.drop_stray(one.pci_address)
+
+    def _report_rdma(self, entry: Entry, netns: Path) -> None:
+        """RDMA devices before their netdevs. What is not home yet the kernel gives back when the namespace ends."""
+        for one in return_rdma([device for nic in entry.nics for device in nic.rdma], netns):
+            if one.problem:
+                log.warning("%s: %s", entry.claim, one.problem)
 
     def _report(self, entry: Entry, returned: Sequence[NetdevReturn], why: str) -> None:
         """Log what became of the netdevs. Raises RailmateError when one is still in the pod."""
@@ -176,7 +221,7 @@ class Attachments:
         if not strays:
             return 0
         found = 0
-        for one in return_all([ReturnRequest(stray) for stray in strays], None, wait=0.0):
+        for one in return_all([ReturnRequest(stray) for stray in strays], None):
             if one.home and not one.problems:
                 self._ledger.drop_stray(one.pci_address)
                 log.info("the netdev of %s is home again, as %s", one.pci_address, one.name)

@@ -44,6 +44,8 @@ class Ledger:
         self._asked: list[float] = []  # when each use of the lock that has not ended asked for it
         self._lock_file = plugin_dir / "serialize.lock"
         self._descriptor: int | None = None
+        self._lease_lock = threading.Lock()
+        self._lease_lock_file = plugin_dir / "leases.lock"
 
     @property
     def attached_dir(self) -> Path:
@@ -60,6 +62,20 @@ class Ledger:
                 yield from self._with_file_lock()
         finally:
             self._asked.remove(asked)
+
+    @contextmanager
+    def leasing(self) -> Iterator[None]:
+        """One thread of one instance at a time asks for addresses or gives them back, which may take seconds.
+
+        Taken before ``locked``, never within it.
+        """
+        with self._lease_lock:
+            descriptor = os.open(self._lease_lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(descriptor)
 
     def busy_for(self) -> float:
         """Seconds since the longest-standing use of the lock asked for it. More than some means that it is stuck."""
@@ -78,15 +94,16 @@ class Ledger:
                 os.close(self._descriptor)
                 self._descriptor = None
 
-    def entries(self) -> dict[str, Entry]:
-        """All entries. Files that are none are set aside as ``<name>.bad``.
+    def entries(self, mentioning: str = "") -> dict[str, Entry]:
+        """All entries, or those in whose record that text stands, such as a pod's UID: a pod's start must not wait for
+        the reading of all. Files that are none are set aside as ``<name>.bad``.
 
         Raises RailmateError when a file cannot be read at the moment: a claim must not be forgotten for that.
         """
         found: dict[str, Entry] = {}
         for path in sorted(self._claims.glob("*.json")):
             try:
-                entry = self._read(path)
+                entry = self._read(path, mentioning)
             except NewerRecordError as error:
                 log.error("%s: %s", path, error)
                 continue
@@ -101,16 +118,17 @@ class Ledger:
     def put(self, entry: Entry, *, durable: bool = True) -> None:
         """Write the entry; ``durable`` entries survive a power cut, others only this process."""
         path, record = self._path(entry.claim.uid), entry.to_json()
+        data = json.dumps(record, sort_keys=True).encode()
         try:
-            Entry.from_json(record)
+            if durable:
+                Entry.from_json(record)  # what comes from the API may be anything
+                # a second copy first: what the entry is rebuilt from when it is damaged
+                files.write_bytes(path.with_suffix(_COPY), data, durable=False)
+            files.write_bytes(path, data, durable=durable)
         except ValueError as error:
             raise RailmateError(
                 f"{entry.claim}: its record could not be read again ({error}). Is the API server newer than 1.37?"
             ) from error
-        try:
-            if durable:  # a second copy first: what the entry is rebuilt from when it is damaged
-                files.write_json(path.with_suffix(_COPY), record, durable=False)
-            files.write_json(path, record, durable=durable)
         except OSError as error:
             raise not_written(str(entry.claim), path, error) from error
 
@@ -185,8 +203,10 @@ class Ledger:
             )
         return self._claims / f"{uid}.json"
 
-    def _read(self, path: Path) -> Entry | None:
+    def _read(self, path: Path, mentioning: str = "") -> Entry | None:
         try:
+            if mentioning and json.dumps(mentioning)[1:-1].encode() not in path.read_bytes():
+                return None
             return _load(path, path.stem)
         except (FileNotFoundError, IsADirectoryError):
             return None

@@ -11,6 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from railmate.claims.records import Entry, PreparedDevice
+from railmate.claims.seen import last_seen, network_data
+from railmate.publish.attributes import MAX_STRING
+from railmate.publish.slices import api_attribute
+from railmate_api import attributes as names
 
 _VERSIONS = ("metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1")
 _CONTAINER_DIR = "/var/run/kubernetes.io/dra-device-attributes"
@@ -26,14 +30,14 @@ def container_path(entry: Entry, request: str, driver: str) -> str:
 
 
 def render(entry: Entry, request: str, driver: str) -> bytes:
-    devices = [_device(device, driver) for device in entry.devices if device.request == request]
+    devices = [_device(entry, device, driver) for device in entry.devices if device.request == request]
     body: dict[str, Any] = {
         "kind": "DeviceMetadata",
         "metadata": {
             "name": entry.claim.name,
             "namespace": entry.claim.namespace,
             "uid": entry.claim.uid,
-            "generation": 1,
+            "generation": 2 if entry.seen else 1,
         },
         "requests": [{"name": request, "devices": devices}],
     }
@@ -49,16 +53,32 @@ def requests(devices: Iterable[PreparedDevice]) -> list[str]:
     return list(dict.fromkeys(device.request for device in devices))
 
 
-def _device(device: PreparedDevice, driver: str) -> dict[str, Any]:
+def _device(entry: Entry, device: PreparedDevice, driver: str) -> dict[str, Any]:
     body: dict[str, Any] = {
         "driver": driver,
         "pool": device.pool,
         "name": device.device,
-        "attributes": dict(device.attributes),
+        "attributes": {**device.attributes, **_seen_attributes(entry, device)},
     }
-    with_netdev = [nic for nic in device.nics if nic.snapshot]
-    if len(with_netdev) == 1:  # the format has room for one
-        nic = with_netdev[0]
-        assert nic.snapshot is not None
-        body["networkData"] = {"interfaceName": nic.interface, "hardwareAddress": nic.snapshot.mac}
+    if (found := network_data(entry, device)) is not None:
+        body["networkData"] = found
     return body
+
+
+def _seen_attributes(entry: Entry, device: PreparedDevice) -> dict[str, Any]:
+    """The RDMA devices as the pod sees them and the GID to use, where one number serves all of the device's NICs."""
+    nics = last_seen(entry, device)
+    found: dict[str, Any] = {}
+    for name, values in (
+        (names.INTERFACE, [nic.interface for nic in nics]),
+        (names.RDMA_DEVICE, [nic.rdma_device for nic in nics]),
+    ):
+        joined = ",".join(value for value in values if value)
+        if joined and len(joined) <= MAX_STRING:
+            found[name] = api_attribute(joined)
+    gids = {(nic.gid.index if nic.gid else None) for nic in nics}
+    if len(gids) == 1 and (index := gids.pop()) is not None:
+        found[names.GID_INDEX] = api_attribute(index)
+    if len(nics) == 1 and nics[0].gid:
+        found[names.GID] = api_attribute(nics[0].gid.gid)
+    return found

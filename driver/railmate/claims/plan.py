@@ -6,16 +6,20 @@ Source of the claim's shape: k8s.io/api resource/v1 (AllocationResult, DeviceAll
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from railmate.attach.ipam import IpamRequest
+from railmate.attach.rdmamodel import RdmaDeviceRef
 from railmate.cdi.spec import DeviceNode
+from railmate.claims import nicplan
 from railmate.claims.records import ClaimRef, PreparedDevice, PreparedNic
 from railmate.errors import RailmateError
 from railmate.inventory.gpus import SHARED_NODES
-from railmate.inventory.model import Gpu, Inventory, PciFunction
+from railmate.inventory.model import Gpu, GpuVendor, Inventory, PciFunction
 from railmate.publish.model import Offer, OfferedDevice
 from railmate.publish.slices import api_attribute
 from railmate_api import attributes as names
@@ -43,6 +47,8 @@ class NodeView:
     vendor_cdi: Callable[[], Mapping[str, str]] = (
         dict  # GPU UUID -> CDI ID, as the vendors' specs say at this moment
     )
+    cni_dir: Path | None = None  # where the node's CNI IPAM plugins are
+    nccl_topology: bool = False  # whether the node has an NCCL topology file to give
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,12 @@ def reserved_pods(claim: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(user["uid"] for user in users if user.get("resource") == "pods")
 
 
+def _pod_name(claim: Mapping[str, Any]) -> str:
+    """The name of the first pod that the claim is reserved for, for IPAM plugins that note it; "" without one."""
+    users = claim["status"].get("reservedFor") or []
+    return next((str(user.get("name", "")) for user in users if user.get("resource") == "pods"), "")
+
+
 def refuse_shared_nic(ref: ClaimRef, pods: Sequence[str], devices: Iterable[PreparedDevice]) -> None:
     """Raise ClaimError when several pods want one NIC."""
     if len(pods) > 1 and any(device.nics for device in devices):
@@ -105,6 +117,8 @@ def make_plan(
     configs = _decode_configs(devices.get("config") or [], ref, node.driver)
     planner = _Planner(ref, node, configs, set(taken_interfaces))
     planner.keep_configured_names([result["request"] for result in results])
+    planner.pod_name = _pod_name(claim)
+    planner.count_nics(results)
     prepared = tuple(planner.device(result) for result in results)
     pods = reserved_pods(claim)
     refuse_shared_nic(ref, pods, prepared)
@@ -160,12 +174,19 @@ class _Planner:
         self._gpus = {gpu.address: gpu for gpu in node.inventory.gpus}
         self._nics_named: dict[str, int] = {}  # request -> how many NICs have a name from its config
         self._reserved: set[str] = set()
+        self._nics_of: Counter[str] = Counter()  # request -> how many NICs it has
+        self.pod_name = ""
         self._vendor_cdi = node.vendor_cdi()
         self.warnings: list[str] = []
 
     def keep_configured_names(self, requests: Iterable[str]) -> None:
         """Default names keep clear of those that users ask for, whichever request comes first."""
         self._reserved = {name for request in requests if (name := self._config(request).interface_name)}
+
+    def count_nics(self, results: Iterable[Mapping[str, Any]]) -> None:
+        """Some settings are for a request of one NIC."""
+        for result in results:
+            self._nics_of[result["request"]] += len(self._offered(result).nics)
 
     def device(self, result: Mapping[str, Any]) -> PreparedDevice:
         offered = self._offered(result)
@@ -181,12 +202,13 @@ class _Planner:
             function = self._node.inventory.functions[address]
             nodes += self._rdma_nodes(function)
             if not admin:
-                nics.append(self._nic(function, request, self._config(result["request"])))
-        attributes = {name: api_attribute(value) for name, value in offered.attributes.items()}
+                nics.append(self._nic(function, result["request"]))
+        attributes = {name: api_attribute(value) for name, value in offered.told.items()}
         if nics:
             attributes[names.INTERFACE] = api_attribute(
                 ",".join(nic.interface for nic in nics if nic.interface)
             )
+        hints = bool(self._config(result["request"]).env_hints)
         return PreparedDevice(
             request=request,
             pool=result["pool"],
@@ -197,6 +219,10 @@ class _Planner:
             vendor_cdi_ids=tuple(vendor_ids),
             attributes=attributes,
             admin_access=admin,
+            partition=offered.partition,
+            env_hints=hints,
+            nccl_topology=hints and self._node.nccl_topology,
+            share_id=result.get("shareID"),
         )
 
     def _offered(self, result: Mapping[str, Any]) -> OfferedDevice:
@@ -212,10 +238,37 @@ class _Planner:
         return merge([config.value for config in self._configs if config.covers(request)])
 
     # --- NICs
-    def _nic(self, function: PciFunction, request: str, config: RdmaVfConfig) -> PreparedNic:
-        if not expects_netdev(function):
-            return PreparedNic(function.address, "")
-        return PreparedNic(function.address, self._interface(request, config))
+    def _nic(self, function: PciFunction, request: str) -> PreparedNic:
+        """``request`` as allocated, ``main`` or ``main/sub``."""
+        config, base = self._config(request), request.split("/", 1)[0]
+        rdma = tuple(RdmaDeviceRef(one.name, one.node_guid, one.soft) for one in function.rdma_devices)
+        try:
+            if not expects_netdev(function):
+                nicplan.refuse_without_netdev(config, function)
+                return PreparedNic(function.address, "", rdma=rdma)
+            alone = self._nics_of[request] == 1
+            settings = nicplan.settings_of(config, function, self._node.inventory, alone)
+        except nicplan.SettingsError as error:
+            raise ClaimError(f"{self._ref}: request {base}: {error}.") from error
+        interface = self._interface(base, config)
+        ipam = self._ipam(config, interface)
+        return PreparedNic(function.address, interface, settings=settings, ipam=ipam, rdma=rdma)
+
+    def _ipam(self, config: RdmaVfConfig, interface: str) -> IpamRequest | None:
+        if config.ipam is None:
+            return None
+        name, directory = config.ipam["type"], self._node.cni_dir
+        if directory is None or not self._node.node_exists(directory / name):
+            where = (
+                f"in {directory} on node"
+                if directory
+                else "for want of a CNI directory (--cni-bin-dir) on node"
+            )
+            raise ClaimError(
+                f"{self._ref}: there is no IPAM plugin {name!r} {where} {self._node.pool}. "
+                "Install it there, or name another one."
+            )
+        return IpamRequest(config.ipam, self._ref.uid, interface, self._ref.namespace, self.pod_name)
 
     def _interface(self, request: str, config: RdmaVfConfig) -> str:
         if config.interface_name is None:
@@ -256,12 +309,26 @@ class _Planner:
         vendor_ids: list[str] = []
         for address in offered.gpus:
             gpu = self._gpus[address]
+            if offered.partition:
+                gpu = self._partition(gpu, offered.partition)
             vendor_id = self._vendor_cdi.get(gpu.uuid or "")
             if vendor_id:
                 vendor_ids.append(vendor_id)
                 continue
             nodes += self._own_gpu_nodes(gpu)
         return nodes, vendor_ids
+
+    def _partition(self, gpu: Gpu, name: str) -> Gpu:
+        """The GPU as one of its parts is to be seen: another UUID, and the nodes that open this part only."""
+        part = next((one for one in gpu.partitions if one.name == name), None)
+        if part is None:
+            raise ClaimError(
+                f"{self._ref}: GPU {gpu.address} has no partition {name} any more. "
+                "Delete the pod, so that its successor is given devices that are there."
+            )
+        # a MIG instance is opened through its GPU's node and two of its own; an XCP has all of its nodes itself
+        whole = gpu.device_nodes if gpu.vendor is GpuVendor.NVIDIA else ()
+        return replace(gpu, uuid=part.uuid, device_nodes=(*whole, *part.device_nodes))
 
     def _own_gpu_nodes(self, gpu: Gpu) -> list[DeviceNode]:
         if not gpu.device_nodes:

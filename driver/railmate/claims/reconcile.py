@@ -44,6 +44,7 @@ class Reconciler:
         self._api, self._ledger, self._files, self._moves = api, ledger, runtime_files, moves
         self._driver = moves.driver
         self._release, self._repaired = release, repaired
+        moves.repaired = repaired
         self._sandboxes = sandboxes
         self._gone: set[str] = (
             set()
@@ -91,14 +92,9 @@ class Reconciler:
 
     def _entry(self, entry: Entry) -> None:
         at = entry.attachment
-        if at is not None and at.netns is not None and not is_namespace(Path(at.netns)):
-            # after a restart of containerd the end of an older sandbox is never told
-            self._moves.detach(entry, "its network namespace has ended")
-            self._repaired("ended namespace")
-            entry = entry.with_attachment(None)
-        elif at is not None and entry.boot_id != self._moves.boot_id:
+        if at is not None and entry.boot_id != self._moves.boot_id:
             entry = self._moves.detach(entry, "it was prepared before a reboot")
-        elif at is None and entry.nics:
+        elif entry.nics:
             # the kubelet's next look at the pod may be minutes away
             self._moves.bring_in_line(entry, self._sandboxes() or {})
             entry = self._ledger.get(entry.claim.uid) or entry

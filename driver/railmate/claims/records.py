@@ -7,13 +7,18 @@ back and forth can be read; ``version`` is raised only when that no longer holds
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from railmate.attach.ipam import IpamRequest
 from railmate.attach.model import AttachedNetdev, NetdevSnapshot
+from railmate.attach.rdmamodel import RdmaDeviceRef, SeenNic
+from railmate.attach.settings import NO_SETTINGS, NetdevSettings
 from railmate.cdi.spec import DeviceNode
 from railmate.errors import RailmateError
+from railmate.plain import read
+from railmate.publish.model import part_of
 
 LEDGER_VERSION = 1
 
@@ -46,12 +51,17 @@ class PreparedNic:
     """A NIC of a claim: who it is, what it is called in the pod, and what it returns to.
 
     ``address`` identifies it for good. ``snapshot`` is its netdev on the node before any pod had it;
-    None for a NIC with an RDMA device only.
+    None for a NIC with an RDMA device only. ``rdma`` are its RDMA devices, soft ones too. ``settings`` are what it
+    gets in the pod, with the addresses that ``ipam`` lends once it is ``leased``.
     """
 
     address: str
     interface: str
     snapshot: NetdevSnapshot | None = None
+    settings: NetdevSettings = NO_SETTINGS
+    ipam: IpamRequest | None = None
+    leased: bool = False
+    rdma: tuple[RdmaDeviceRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,8 @@ class PreparedDevice:
     ``request`` is the base name, without a subrequest. ``nodes`` are device nodes, ``vendor_cdi_ids``
     the GPU vendor's own CDI devices. ``attributes`` (in the API's form) go into the metadata file.
     With ``admin_access`` (KEP-5018) the device is looked at beside its user: device nodes only, nothing is held.
+    With ``partition`` it is that part of its GPU. With ``env_hints`` containers get variables that name its NICs.
+    ``share_id``: which share of the device it is, where several claims have one each (KEP-5075).
     """
 
     request: str
@@ -72,6 +84,10 @@ class PreparedDevice:
     vendor_cdi_ids: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
     admin_access: bool = False
+    partition: str | None = None
+    env_hints: bool = False
+    nccl_topology: bool = False
+    share_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,14 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What the pod's sandbox saw of the claim's NICs after they were attached."""
+
+    sandbox: str
+    nics: tuple[SeenNic, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """All that is known of a prepared claim."""
 
@@ -97,6 +121,7 @@ class Entry:
     boot_id: str
     pod_claim_name: str | None = None  # of a claim made from a template
     attachment: Attachment | None = None
+    seen: Seen | None = None
 
     @property
     def nics(self) -> tuple[PreparedNic, ...]:
@@ -108,8 +133,24 @@ class Entry:
         gpus = {gpu for device in self.devices if not device.admin_access for gpu in device.gpus}
         return frozenset(gpus | {nic.address for nic in self.nics})
 
+    @property
+    def parts(self) -> frozenset[str]:
+        """The same, but of a GPU that is cut up only the part that is held (``0000:07:00.0/gi3ci0``)."""
+        gpus = {
+            part_of(gpu, device.partition)
+            for device in self.devices
+            if not device.admin_access
+            for gpu in device.gpus
+        }
+        return frozenset(gpus | {nic.address for nic in self.nics})
+
     def attached_to(self, sandbox: str) -> bool:
         return self.attachment is not None and self.attachment.complete and self.attachment.sandbox == sandbox
+
+    def with_nics(self, change: Callable[[PreparedNic], PreparedNic]) -> Entry:
+        """The entry with each NIC as ``change`` makes it."""
+        devices = [replace(one, nics=tuple(change(nic) for nic in one.nics)) for one in self.devices]
+        return replace(self, devices=tuple(devices))
 
     def with_attachment(self, attachment: Attachment | None) -> Entry:
         return replace(self, attachment=attachment)
@@ -128,66 +169,12 @@ class Entry:
                     f"a ledger entry was written by a newer railmate (version {value['version']}; this one reads "
                     f"{LEDGER_VERSION}). Run that railmate on this node until its pods are gone."
                 )
-            entry: Entry = _pick(
-                cls,
-                {
-                    **value,
-                    "claim": _pick(ClaimRef, value["claim"]),
-                    "pods": tuple(value["pods"]),
-                    "devices": tuple(_device(device) for device in value["devices"]),
-                    "attachment": _attachment(value["attachment"]) if value.get("attachment") else None,
-                },
-            )
+            entry = read(cls, value)
             return entry
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"not a ledger entry: {type(error).__name__}: {error}") from error
 
 
-def _device(value: Any) -> PreparedDevice:
-    known = {
-        **value,
-        "gpus": tuple(value.get("gpus", ())),
-        "nics": tuple(_nic(nic) for nic in value.get("nics", ())),
-        "nodes": tuple(_pick(DeviceNode, node) for node in value.get("nodes", ())),
-        "vendor_cdi_ids": tuple(value.get("vendor_cdi_ids", ())),
-    }
-    return _pick(PreparedDevice, known)
-
-
-def _nic(value: Any) -> PreparedNic:
-    snapshot = value.get("snapshot")
-    return _pick(PreparedNic, {**value, "snapshot": netdev_snapshot(snapshot) if snapshot else None})
-
-
 def netdev_snapshot(value: Any) -> NetdevSnapshot:
-    """Raises TypeError, LookupError or AttributeError when this is none."""
-    snapshot: NetdevSnapshot = _pick(NetdevSnapshot, value)
-    return snapshot
-
-
-def _attachment(value: Any) -> Attachment:
-    netdevs = tuple(_pick(AttachedNetdev, netdev) for netdev in value.get("netdevs", ()))
-    return _pick(Attachment, {**value, "netdevs": netdevs})
-
-
-#: What a field of a record may hold, by its annotation; others are built by the functions above.
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "bool": (bool,),
-    "str | None": (str, type(None)),
-}
-
-
-def _pick(cls: type[Any], value: Any) -> Any:
-    """Build the dataclass from the fields it knows. Raises TypeError for a value of another type."""
-    known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
-    for name, one in known.items():
-        annotation = cls.__dataclass_fields__[name].type
-        if annotation in _TYPES and not isinstance(one, _TYPES[annotation]):
-            raise TypeError(f"{cls.__name__}.{name} is no {annotation}")
-        if annotation == "tuple[str, ...]" and not all(isinstance(part, str) for part in one):
-            raise TypeError(f"{cls.__name__}.{name} holds something else than text")
-        if annotation == "Mapping[str, Any]" and not isinstance(one, Mapping):
-            raise TypeError(f"{cls.__name__}.{name} is no object")
-    return cls(**known)
+    """Raises TypeError or ValueError when this is none."""
+    return read(NetdevSnapshot, value)

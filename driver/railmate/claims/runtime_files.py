@@ -16,12 +16,16 @@ from railmate.claims import metadata
 from railmate.claims.ledger import not_written
 from railmate.claims.records import Entry, is_claim_uid
 
+#: Where a container finds the node's NCCL topology file.
+NCCL_TOPOLOGY = "/var/run/railmate/nccl-topology.xml"
+
 
 class RuntimeFiles:
     def __init__(self, driver: str, plugin_dir: Path, cdi_dir: Path, gate: Path) -> None:
         """``gate`` is the hook executable; all paths are the node's as well as ours."""
         self._driver, self._cdi_dir, self._gate = driver, cdi_dir, gate
         self._attached_dir = plugin_dir / "attached"
+        self.nccl_topology = plugin_dir / "nccl-topology.xml"
         self._metadata_dir = plugin_dir / "dra-device-metadata"
 
     def write(self, entry: Entry) -> None:
@@ -39,6 +43,15 @@ class RuntimeFiles:
         self._cdi_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         # no fsync: after a power cut the pod's sandbox is made again, and the claim prepared again before it
         files.write_json(self._spec_file(entry.claim.uid), self._spec(entry), mode=0o644, durable=False)
+
+    def write_nccl_topology(self, text: str) -> None:
+        """The node's file for claims that ask for hints. Never removed: specs of prepared claims name it."""
+        data = text.encode()
+        try:
+            if not self.nccl_topology.exists() or self.nccl_topology.read_bytes() != data:
+                files.write_bytes(self.nccl_topology, data, mode=0o644, durable=False)
+        except OSError as error:
+            raise not_written("the NCCL topology file", self.nccl_topology, error) from error
 
     def complete(self, entry: Entry) -> bool:
         """Whether all files are there with the contents that ``write`` would give them."""
@@ -106,6 +119,8 @@ class RuntimeFiles:
                     if first
                     else None,
                     gate=gate if first and entry.nics else None,
+                    topology_file=self.nccl_topology if first and device.nccl_topology else None,
+                    topology_mount=NCCL_TOPOLOGY if first and device.nccl_topology else None,
                 )
             )
         return devices

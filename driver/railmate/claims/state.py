@@ -16,9 +16,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+from railmate.attach.errors import UnfitError
 from railmate.attach.netdev import snapshot
+from railmate.claims import leases
 from railmate.claims.attachments import Attachments, Sandbox, attempt
+from railmate.claims.leases import Leases
 from railmate.claims.ledger import Ledger
+from railmate.claims.nicplan import physical_port
 from railmate.claims.plan import (
     ClaimError,
     NodeView,
@@ -31,6 +35,7 @@ from railmate.claims.plan import (
 from railmate.claims.records import ClaimRef, Entry, PreparedDevice
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.errors import RailmateError
+from railmate.publish.model import overlap
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +83,14 @@ class _NotYetError(RailmateError):
     """Cannot be done now; will pass by itself."""
 
 
+class _LeasesHeldError(RailmateError):
+    """The claim's former addresses must be given back first, which is not done under the lock."""
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(f"{entry.claim} has addresses")
+        self.entry = entry
+
+
 class ClaimState:
     def __init__(
         self,
@@ -91,9 +104,11 @@ class ClaimState:
         self._api, self._node, self._ledger, self._files = api, node, ledger, runtime_files
         self._observer = observer or ClaimObserver()
         self.moves = Attachments(node.driver, ledger, boot_id, self._observer.attached)
+        self._leases = Leases(ledger, runtime_files, lambda: self._node.cni_dir)
         self._boot_id = boot_id
         self._freed = threading.Event()
         self._stopping = False
+        self._preparing: set[tuple[str, object]] = set()  # claim UID and call, of all that have not ended
 
     def update(self, node: NodeView) -> None:
         """The machine has changed; claims that are prepared keep what they have."""
@@ -118,6 +133,14 @@ class ClaimState:
 
         Waits up to ``patience`` seconds for a device whose former pod is still ending.
         """
+        call = (ref.uid, object())
+        self._preparing.add(call)
+        try:
+            return self._prepare(ref, patience, call)
+        finally:
+            self._preparing.discard(call)
+
+    def _prepare(self, ref: ClaimRef, patience: float, call: tuple[str, object]) -> PreparedClaim:
         deadline = time.monotonic() + patience
         claim = self._api.get_claim(ref.namespace, ref.name)
         self._node.vendor_cdi()  # parsed now if need be, and not under the lock
@@ -126,7 +149,14 @@ class ClaimState:
             self._freed.clear()
             try:
                 with self._ledger.locked(), _as_a_claim(ref):
-                    return self._prepare_now(claim, ref)
+                    if call not in self._preparing:
+                        # the kubelet gave up on this call, and nobody would ever give back what it still prepares
+                        raise ClaimError(f"{ref}: it was given back while it was being prepared.")
+                    entry = self._prepare_now(claim, ref)
+                return self._answer(entry)
+            except _LeasesHeldError as reason:
+                self._leases.forget(reason.entry)
+                continue
             except _NotYetError as reason:
                 if time.monotonic() >= deadline:
                     raise ClaimError(
@@ -145,14 +175,22 @@ class ClaimState:
 
         Raises RailmateError when a netdev could not be brought home; the kubelet then asks again.
         """
+        given_up = {call for call in self._preparing.copy() if call[0] == ref.uid}
         with self._ledger.locked():
+            self._preparing.difference_update(given_up)
             entry = self._ledger.get(ref.uid)
+            with_leases = entry is not None and leases.held(
+                entry
+            )  # then the record is needed a little longer
             if entry is not None:
-                self.moves.detach(entry, "the claim is no longer used", keep_record=False)
+                self.moves.detach(entry, "the claim is no longer used", keep_record=with_leases)
             self._ledger.close_gate(ref.uid)
             self._files.remove(ref.uid)
-            self._ledger.drop(ref.uid)
-            self._observer.released(ref)
+            if not with_leases:
+                self._ledger.drop(ref.uid)
+        if entry is not None and with_leases:
+            self._leases.end(entry)
+        self._observer.released(ref)
         self._freed.set()
         log.info("%s (%s): unprepared", ref, ref.uid)
 
@@ -162,13 +200,13 @@ class ClaimState:
 
         Raises RailmateError when a netdev cannot be moved; what was moved is home again by then.
         """
-        if not self._concerns(lambda entry: sandbox.pod_uid in entry.pods):
+        if not self._concerns(sandbox.pod_uid, lambda entry: sandbox.pod_uid in entry.pods):
             return
         with self._ledger.locked():
-            mine = [e for e in self._ledger.entries().values() if sandbox.pod_uid in e.pods and e.nics]
+            found = self._ledger.entries(mentioning=sandbox.pod_uid).values()
+            mine = [entry for entry in found if sandbox.pod_uid in entry.pods and entry.nics]
             try:
-                for entry in mine:
-                    self.moves.attach(entry, sandbox)
+                self.moves.attach(mine, sandbox)
             except Exception:
                 attempt(
                     partial(self.moves.detach_all, sandbox.id, "another NIC of its pod cannot be attached")
@@ -178,7 +216,7 @@ class ClaimState:
     def detach(self, sandbox_id: str) -> None:
         """The sandbox ends: bring home what it holds. One failure does not stop the rest; the first is raised."""
         if not self._concerns(
-            lambda entry: entry.attachment is not None and entry.attachment.sandbox == sandbox_id
+            sandbox_id, lambda entry: entry.attachment is not None and entry.attachment.sandbox == sandbox_id
         ):
             return
         try:
@@ -214,7 +252,7 @@ class ClaimState:
                 if reserved_pods(claim) == (sandbox.pod_uid,):
                     entry = replace(entry, pods=(sandbox.pod_uid,))
                     self._ledger.put(entry)
-                    self.moves.attach(entry, sandbox)
+                    self.moves.attach([entry], sandbox)
 
     def synchronize(self, live: Sequence[Sandbox]) -> None:
         """After a (re)connect to the runtime: take back what sits in sandboxes that are gone, attach what
@@ -228,18 +266,21 @@ class ClaimState:
                     attempt(partial(self.moves.bring_in_line, entry, by_pod))
         self._freed.set()
 
-    def _concerns(self, question: Callable[[Entry], bool]) -> bool:
-        """Whether any entry answers yes. Without the lock: most sandboxes of a node have none of our claims, and
-        must not wait for those that have. Entries are replaced whole, and a pod's are there before its sandbox."""
-        return any(question(entry) for entry in self._ledger.entries().values() if entry.nics)
+    def _concerns(self, text: str, question: Callable[[Entry], bool]) -> bool:
+        """Whether any entry that mentions the text answers yes. Without the lock: most sandboxes of a node have none
+        of our claims, and must not wait for those that have. Entries are replaced whole, and a pod's are there before
+        its sandbox."""
+        return any(question(entry) for entry in self._ledger.entries(text).values() if entry.nics)
 
     # --- prepare
-    def _prepare_now(self, claim: Mapping[str, Any], ref: ClaimRef) -> PreparedClaim:
+    def _prepare_now(self, claim: Mapping[str, Any], ref: ClaimRef) -> Entry:
         check_claim(claim, ref)
         entries = self._ledger.entries()
         known = entries.pop(ref.uid, None)
         entry = self._still_valid(known, claim, ref) if known else None
         if entry is None:
+            if known is not None and leases.held(known):
+                raise _LeasesHeldError(known)
             if known is not None and known.boot_id == self._boot_id:
                 self.moves.detach(known, "its allocation has changed")
             self._ledger.close_gate(ref.uid)  # a marker from before a reboot says nothing
@@ -251,6 +292,11 @@ class ClaimState:
             )
         # written again also for a known claim: the CDI directory may have been emptied since
         self._files.write(entry)
+        return entry
+
+    def _answer(self, entry: Entry) -> PreparedClaim:
+        if leases.wanted(entry):
+            entry = self._leases.obtain(entry.claim)
         return PreparedClaim(entry.devices, self._files.cdi_ids(entry))
 
     def _still_valid(self, known: Entry, claim: Mapping[str, Any], ref: ClaimRef) -> Entry | None:
@@ -287,9 +333,9 @@ class ClaimState:
         offered = self._node.offer.by_name
         results = [result for result in allocated(claim, self._node.driver) if not result.get("adminAccess")]
         devices = [offered[result["device"]] for result in results if result["device"] in offered]
-        wanted = {part for device in devices for part in device.gpus + device.nics}
+        wanted = {part for device in devices for part in device.parts}
         for other in others.values():
-            both = sorted(wanted & other.hardware) if other.boot_id == self._boot_id else []
+            both = sorted(overlap(wanted, other.parts)) if other.boot_id == self._boot_id else []
             if both:
                 raise _NotYetError(
                     f"{ref}: {', '.join(both)} is still held by {other.claim} ({other.claim.uid})."
@@ -297,6 +343,7 @@ class ClaimState:
 
     def _with_snapshots(self, device: PreparedDevice, ref: ClaimRef) -> PreparedDevice:
         nics = []
+        strays = {stray.pci_address: stray for stray in self._ledger.strays()}
         for nic in device.nics:
             if not nic.interface:  # it has an RDMA device only
                 nics.append(nic)
@@ -305,8 +352,16 @@ class ClaimState:
             if netdev is None:
                 # on its way home from a namespace that has just ended it is back in a moment
                 raise _NotYetError(f"{ref}: the netdev of {nic.address} is not on the node.")
+            port = physical_port(self._node.inventory.functions[nic.address], self._node.inventory)
             try:
-                nics.append(replace(nic, snapshot=snapshot(netdev, nic.address)))
+                soft = tuple(device for device in nic.rdma if device.soft)
+                found = snapshot(netdev, nic.address, port, nic.settings)
+                stray = strays.get(nic.address)
+                if stray is not None and stray.parent is not None:
+                    found = stray  # it came home and is not put right yet: that is what it goes back to
+                nics.append(replace(nic, snapshot=replace(found, soft_rdma=soft)))
+            except UnfitError as error:
+                raise ClaimError(f"{ref}: {error}. Correct the config, or ask for another NIC.") from error
             except RailmateError as error:
                 raise _NotYetError(f"{ref}: {error}{'' if str(error)[-1:] in '.?!' else '.'}") from error
         return replace(device, nics=tuple(nics))

@@ -52,22 +52,29 @@ class PodSandbox:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerInfo:
-    """A container. ``cdi_devices`` are its fully qualified CDI names, ``vendor/class=device``."""
-
-    id: str
-    name: str
-    pod_sandbox_id: str
-    cdi_devices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Rlimit:
     """A resource limit as the OCI runtime specification names it, for example ``RLIMIT_MEMLOCK`` in bytes."""
 
     type: str
     soft: int
     hard: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerInfo:
+    """A container. ``cdi_devices`` are its fully qualified CDI names, ``vendor/class=device``.
+
+    ``env`` is what image and pod say, ``rlimits`` what the runtime was going to set. ``pid`` is the first process as
+    the runtime numbers it, 0 when the container does not run.
+    """
+
+    id: str
+    name: str
+    pod_sandbox_id: str
+    cdi_devices: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    rlimits: tuple[Rlimit, ...] = ()
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

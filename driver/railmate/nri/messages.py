@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from railmate.nri.events import ContainerAdjustment, ContainerInfo, PodSandbox
+from railmate.nri.events import ContainerAdjustment, ContainerInfo, PodSandbox, Rlimit
 from railmate_api.proto import nri_pb2
 
 
@@ -30,7 +31,15 @@ def container_info(message: Any) -> ContainerInfo:
         name=message.name,
         pod_sandbox_id=message.pod_sandbox_id,
         cdi_devices=tuple(device.name for device in message.CDI_devices),
+        env=_environment(message.env),
+        rlimits=tuple(Rlimit(limit.type, limit.soft, limit.hard) for limit in message.rlimits),
+        pid=message.pid,
     )
+
+
+def _environment(lines: Iterable[str]) -> dict[str, str]:
+    """The last of equal names counts, as for the runtime."""
+    return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
 def create_container_response(adjustment: ContainerAdjustment | None) -> Any:

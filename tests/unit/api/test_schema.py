@@ -32,3 +32,12 @@ def test_numbers_carry_their_unit() -> None:
     mtu = schema.schema(KINDS)["$defs"]["EveryType"]["properties"]["mtu"]
     assert mtu["description"] == "MTU. Must be a whole number from 68 to 65535 bytes. Left out: the PF's."
     assert (mtu["type"], mtu["minimum"], mtu["maximum"]) == ("integer", 68, 65535)
+
+
+def test_rules_between_fields_are_in_the_schema_or_at_least_in_its_words() -> None:
+    body = schema.schema()["$defs"]["RdmaVfConfig"]
+    assert body["dependentRequired"] == {"vlanQoS": ["vlan"], "vlanProtocol": ["vlan"]}
+    assert "minTxRate must not be above maxTxRate." in body["description"]
+    assert body["properties"]["rules"]["items"]["allOf"] == [
+        {"anyOf": [{"required": ["source"]}, {"required": ["destination"]}]}
+    ]

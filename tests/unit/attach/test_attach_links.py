@@ -8,7 +8,6 @@ import pytest
 
 from railmate.attach.errors import AttachError
 from railmate.attach.links import Link, find
-from railmate.attach.netdev import NetdevSnapshot
 from railmate.attach.steps import apply_all
 
 VF = "0000:c1:00.2"
@@ -47,11 +46,6 @@ def test_without_hardware_the_mac_then_the_index_then_the_name_decide() -> None:
 
 def test_a_device_without_known_hardware_is_no_real_one_with_the_same_mac() -> None:
     assert find([link(2, "eth0", MAC, parent="virtio2")], parent=None, mac=MAC, name="eth0") is None
-
-
-def test_a_snapshot_survives_being_written_down() -> None:
-    snapshot = NetdevSnapshot(VF, "eth7", MAC, 9000, True, VF)
-    assert NetdevSnapshot.from_dict(snapshot.to_dict() | {"from_a_newer_version": 1}) == snapshot
 
 
 class Note:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from claims_world import DRIVER, VFS, FakeClaims, claim, ref, state, uid
-
 from railmate.attach.errors import AttachError
 from railmate.attach.model import (
     AttachedNetdev,
@@ -21,6 +19,7 @@ from railmate.attach.model import (
 )
 from railmate.claims.ledger import Ledger
 from railmate.claims.state import ClaimState
+from unit.claims.claims_world import DRIVER, VFS, FakeClaims, claim, ref, state, uid
 
 HOST = "host"
 
@@ -43,7 +42,7 @@ class FakeNetdevs:
     killed_after_move: bool = False
     moves: list[str] = field(default_factory=list)
 
-    def snapshot(self, name: str, address: str) -> NetdevSnapshot:
+    def snapshot(self, name: str, address: str, *rest: object) -> NetdevSnapshot:
         if self.where.get(address) != (HOST, name):
             raise AttachError(f"netdev {name} of {address} is not on the host; is it in a pod?")
         return NetdevSnapshot(address, name, "02:00:00:00:00:01", 1500, True, address)
@@ -60,9 +59,7 @@ class FakeNetdevs:
             raise Killed
         return [AttachedNetdev(r.snapshot.pci_address, r.name, 7, r.snapshot.mac, 1500) for r in requests]
 
-    def return_all(
-        self, requests: Sequence[ReturnRequest], netns: Path | None, *, wait: float = 1.0
-    ) -> list[NetdevReturn]:
+    def return_all(self, requests: Sequence[ReturnRequest], netns: Path | None) -> list[NetdevReturn]:
         if self.return_error:
             raise self.return_error
         return [self._return(request, str(netns)) for request in requests]

@@ -19,6 +19,7 @@ def netdevs(monkeypatch: pytest.MonkeyPatch) -> FakeNetdevs:
     monkeypatch.setattr(verbs, "snapshot", fake.snapshot)
     for name in ("attach_all", "return_all"):
         monkeypatch.setattr(attachments, name, getattr(fake, name))
+    monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])
     for module in (attachments, reconcile):
         monkeypatch.setattr(module, "is_namespace", lambda path: str(path) not in fake.gone)
     return fake

@@ -51,15 +51,13 @@ class Kernel:
     asked: list[list[str]] = field(default_factory=list)
     error: Exception | None = None
 
-    def snapshot(self, name: str, address: str) -> NetdevSnapshot:
+    def snapshot(self, name: str, address: str, *rest: object) -> NetdevSnapshot:
         return NetdevSnapshot(address, name, "02:00:00:00:00:01", 1500, True, address)
 
     def attach_all(self, requests: list[MoveRequest], netns: Path) -> list[AttachedNetdev]:
         return [AttachedNetdev(r.snapshot.pci_address, r.name, 7, r.snapshot.mac, 1500) for r in requests]
 
-    def return_all(
-        self, requests: list[ReturnRequest], netns: Path | None, *, wait: float = 1.0
-    ) -> list[NetdevReturn]:
+    def return_all(self, requests: list[ReturnRequest], netns: Path | None) -> list[NetdevReturn]:
         if self.error:
             raise self.error
         addresses = [request.snapshot.pci_address for request in requests]
@@ -130,5 +128,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(verbs, "snapshot", kernel.snapshot)
     monkeypatch.setattr(attachments, "attach_all", kernel.attach_all)
     monkeypatch.setattr(attachments, "return_all", kernel.return_all)
-    monkeypatch.setattr(reconcile, "is_namespace", lambda path: str(path) in kernel.namespaces)
+    monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])
+    for module in (attachments, reconcile):
+        monkeypatch.setattr(module, "is_namespace", lambda path: str(path) in kernel.namespaces)
     return World(tmp_path, Api(), kernel)

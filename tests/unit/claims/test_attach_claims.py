@@ -148,7 +148,7 @@ def test_second_claim_that_cannot_be_attached_takes_the_first_one_back(world: Wo
     real = world.netdevs.attach_all
 
     def fail_for_second(requests: Sequence[MoveRequest], netns: Path) -> list[AttachedNetdev]:
-        if requests[0].snapshot.name == "vf1":
+        if any(request.snapshot.name == "vf1" for request in requests):
             raise AttachError("vf1 is busy")
         return real(requests, netns)
 
@@ -157,6 +157,24 @@ def test_second_claim_that_cannot_be_attached_takes_the_first_one_back(world: Wo
         world.state.attach(sandbox())
     assert world.netdevs.all_home()
     assert world.gates == []
+
+
+def test_all_claims_of_a_pod_are_moved_in_one_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each entry into a namespace costs, and all pods of the node wait."""
+    world.prepared(1, "vf-0")
+    world.prepared(2, "vf-1", "vf-2")
+    calls: list[int] = []
+
+    def counted(requests: Sequence[MoveRequest], netns: Path) -> list[AttachedNetdev]:
+        calls.append(len(requests))
+        return real(requests, netns)
+
+    real = world.netdevs.attach_all
+    monkeypatch.setattr(attachments, "attach_all", counted)
+    world.state.attach(sandbox())
+    assert calls == [3]
+    assert world.gates == [f"{uid(1)}.sandbox-1", f"{uid(2)}.sandbox-1"]
+    world.state.check(sandbox(), [uid(1), uid(2)])
 
 
 def test_detach_brings_all_claims_of_the_sandbox_home(world: World) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -348,3 +349,13 @@ def test_boot_id_is_read_from_proc(tmp_path: Path) -> None:
 
 def test_claim_reads_as_users_write_it() -> None:
     assert str(ClaimRef("u", "team", "pair")) == "ResourceClaim team/pair"
+
+
+def test_entries_are_found_by_what_is_in_their_record(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.put(entry(1))
+    ledger.put(replace(entry(2), pods=("pod-2",), attachment=None))
+    assert ledger.entries(mentioning="pod-1").keys() == {uid(1)}
+    assert ledger.entries(mentioning="sandbox-1").keys() == {uid(1)}
+    assert ledger.entries(mentioning=ref(1).namespace).keys() == {uid(1), uid(2)}
+    assert ledger.entries(mentioning="pod-3") == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,24 @@ def test_netdev_that_came_home_under_a_wrong_name_is_tried_again(world: World) -
     world.kernel.returns.clear()
     world.reconciler.run()
     assert world.ledger.strays() == []
+
+
+def test_next_claim_remembers_what_a_netdev_was_before_it_came_home_not_put_right(world: World) -> None:
+    """Else a MAC of the last pod would be the VF's own from then on."""
+    world.attached()
+    known = world.ledger.get(uid(1))
+    assert known is not None
+    world.kernel.returns[VFS[0]] = NetdevReturn(
+        VFS[0], ReturnState.ALREADY_HOME, "vf0", ("MAC cannot be set",)
+    )
+    world.state.unprepare(ref(1))
+    (stray,) = world.ledger.strays()
+    world.ledger.put_stray(replace(stray, mac="02:00:00:00:55:55", parent=VFS[0]))
+    world.prepared()
+    entry = world.ledger.get(uid(1))
+    assert entry is not None
+    assert entry.nics[0].snapshot is not None
+    assert entry.nics[0].snapshot.mac == "02:00:00:00:55:55"
 
 
 def test_stray_that_is_no_record_is_removed(world: World) -> None:

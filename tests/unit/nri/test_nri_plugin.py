@@ -11,6 +11,7 @@ from nri_runtime import Connection, FakeRuntime, Refused, bytewise, pod
 
 from railmate.errors import RailmateError, UsageError
 from railmate.nri.events import ContainerAdjustment, ContainerInfo, PodSandbox, Rlimit
+from railmate.nri.messages import container_info
 from railmate.nri.plugin import NriPlugin
 from railmate.nri.ttrpc import FAILED_PRECONDITION, INTERNAL, INVALID_ARGUMENT, UNIMPLEMENTED
 from railmate_api.proto import nri_pb2
@@ -178,6 +179,23 @@ def test_a_container_gets_its_adjustment_also_when_it_is_larger_than_a_frame(tmp
 
     with_session(tmp_path, Recorder(create=create), scenario)
     assert seen == [ContainerInfo("c1", "main", "ab" * 32, ("railmate.dev/claim=x", "v/c=d"))]
+
+
+def test_a_container_is_told_with_what_it_has_already() -> None:
+    message = nri_pb2.Container(
+        id="c1", name="main", pod_sandbox_id="s1", pid=7, env=["A=1", "B=x=y", "A=2", "C"]
+    )
+    message.rlimits.add(type="RLIMIT_MEMLOCK", soft=1, hard=2)
+    message.CDI_devices.add(name="railmate.dev/claim=x")
+    assert container_info(message) == ContainerInfo(
+        "c1",
+        "main",
+        "s1",
+        ("railmate.dev/claim=x",),
+        {"A": "2", "B": "x=y", "C": ""},
+        (Rlimit("RLIMIT_MEMLOCK", 1, 2),),
+        7,
+    )
 
 
 def test_no_adjustment_is_an_empty_answer(tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""Addresses from a CNI IPAM plugin, asked as a CNI plugin asks (CNI specification 1.1.0, sections 2 and 4).
+
+The plugin is asked when the claim is prepared, before the pod has a network namespace, so plugins that look into the
+namespace (dhcp) cannot be used. A release may be repeated: the specification has plugins take that for success.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from railmate.attach.errors import AttachError
+from railmate.attach.settings import Route
+
+#: The network that the plugins keep their books under: one for all, so that no address is given twice.
+_NETWORK = "railmate"
+_VERSION = "1.0.0"
+_PATIENCE = 20.0  # seconds; the kubelet gives a prepare 45
+
+
+@dataclass(frozen=True, slots=True)
+class IpamRequest:
+    """``config`` is the ``ipam`` section as the user wrote it. ``owner`` and ``interface`` together name the lease."""
+
+    config: Mapping[str, Any]
+    owner: str
+    interface: str
+    pod_namespace: str = ""
+    pod_name: str = ""
+
+    def __str__(self) -> str:
+        return f"IPAM plugin {self.config.get('type')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    addresses: tuple[str, ...]
+    routes: tuple[Route, ...]
+
+
+def obtain(request: IpamRequest, plugins: Path) -> Lease:
+    """Ask for addresses. One that this owner has already, from an attempt that broke off, is given back first.
+
+    Raises AttachError with what the plugin said.
+    """
+    release(request, plugins)
+    answer = _run("ADD", request, plugins)
+    try:
+        return _lease(json.loads(answer))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise AttachError(
+            f"{request} answered what is no CNI result ({type(error).__name__}: {error})"
+        ) from None
+
+
+def release(request: IpamRequest, plugins: Path) -> None:
+    """Raises AttachError with what the plugin said."""
+    _run("DEL", request, plugins)
+
+
+def _lease(answer: Mapping[str, Any]) -> Lease:
+    """The result of an IPAM plugin: ``ips`` and ``routes``; a route without ``gw`` goes to the address's gateway."""
+    addresses: list[str] = []
+    gateways: dict[int, str] = {}
+    for one in answer.get("ips") or []:
+        address = ipaddress.ip_interface(one["address"])
+        addresses.append(str(address))
+        if one.get("gateway"):
+            gateways.setdefault(address.version, str(ipaddress.ip_address(one["gateway"])))
+    routes = []
+    for one in answer.get("routes") or []:
+        to = ipaddress.ip_network(one["dst"], strict=False)
+        gateway = str(ipaddress.ip_address(one["gw"])) if one.get("gw") else gateways.get(to.version)
+        routes.append(Route(str(to), gateway, None, one.get("priority") or None, one.get("table") or None))
+    if not addresses:
+        raise ValueError("it has no ips")
+    return Lease(tuple(addresses), tuple(routes))
+
+
+def _run(command: str, request: IpamRequest, plugins: Path) -> str:
+    name = str(request.config["type"])
+    config = {"cniVersion": _VERSION, "name": _NETWORK, "type": "railmate", "ipam": dict(request.config)}
+    arguments = {
+        "IgnoreUnknown": "1",
+        "K8S_POD_NAMESPACE": request.pod_namespace,
+        "K8S_POD_NAME": request.pod_name,
+        "K8S_POD_INFRA_CONTAINER_ID": request.owner,
+    }
+    environment = {
+        **os.environ,
+        "CNI_COMMAND": command,
+        "CNI_CONTAINERID": request.owner,
+        "CNI_IFNAME": request.interface,
+        # must be there, and must not be the plugin's own namespace; there is no pod's yet
+        "CNI_NETNS": f"/var/run/netns/railmate-{request.owner}",
+        "CNI_PATH": str(plugins),
+        "CNI_ARGS": ";".join(f"{key}={value}" for key, value in arguments.items()),
+    }
+    try:
+        done = subprocess.run(
+            [str(plugins / name)], input=json.dumps(config), env=environment,
+            capture_output=True, text=True, timeout=_PATIENCE, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise AttachError(f"{request} did not answer {command} within {_PATIENCE:.0f} s") from None
+    except OSError as error:
+        raise AttachError(f"{request} cannot be run as {plugins / name}: {error.strerror}") from None
+    if done.returncode:
+        raise AttachError(f"{request} refused {command}: {_reason(done.stdout, done.stderr)}")
+    return done.stdout
+
+
+def _reason(output: str, errors: str) -> str:
+    """The specification's error object, or whatever there is, in one line."""
+    try:
+        said = json.loads(output)
+        parts = [str(said[key]) for key in ("msg", "details") if said.get(key)]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        parts = [output, errors]
+    return " ".join(" ".join(parts).split())[:500] or "it said nothing"

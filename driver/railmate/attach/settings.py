@@ -1,0 +1,90 @@
+"""What is asked for a netdev in its pod, worked out in full: attach only applies it. Plain data, kept in the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """``destination`` with prefix; without ``gateway`` it is on the link. None: the kernel's default."""
+
+    destination: str
+    gateway: str | None = None
+    source: str | None = None
+    metric: int | None = None
+    table: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRule:
+    """Packets from ``source`` to ``destination`` (with prefix; None: any) look into ``table``."""
+
+    table: int
+    priority: int
+    source: str | None = None
+    destination: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    address: str
+    mac: str
+
+
+@dataclass(frozen=True, slots=True)
+class VfSettings:
+    """What a physical function keeps of one of its VFs (ip-link(8), ``vf``). None: not known, or left as it is.
+
+    ``vlan`` 0 is none. Rates in Mbit/s, 0 is no limit.
+    """
+
+    mac: str | None = None
+    vlan: int | None = None
+    qos: int | None = None
+    protocol: str | None = None  # "802.1Q" or "802.1ad"
+    trust: bool | None = None
+    spoof_check: bool | None = None
+    link_state: str | None = None  # "auto", "enable" or "disable"
+    min_tx_rate: int | None = None
+    max_tx_rate: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EthtoolSettings:
+    """Offloads by the kernel's name, ring sizes (``rx``, ``tx``) and queues (``rx``, ``tx``, ``combined``)."""
+
+    features: Mapping[str, bool] = field(default_factory=dict)
+    rings: Mapping[str, int] = field(default_factory=dict)
+    channels: Mapping[str, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.features or self.rings or self.channels)
+
+
+NO_ETHTOOL = EthtoolSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class NetdevSettings:
+    """``mtu`` in bytes; None and empty: nothing is changed. ``sysctls`` by the kernel's name without the
+    interface's: ``ipv4/arp_ignore``."""
+
+    mtu: int | None = None
+    mac: str | None = None
+    addresses: tuple[str, ...] = ()
+    routes: tuple[Route, ...] = ()
+    rules: tuple[RoutingRule, ...] = ()
+    neighbours: tuple[Neighbour, ...] = ()
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+    ethtool: EthtoolSettings = NO_ETHTOOL
+    vf: VfSettings | None = None
+
+    @property
+    def needs_physical(self) -> bool:
+        """Whether it cannot be done without the physical function. A MAC alone can: the netdev itself takes it."""
+        return self.vf is not None and replace(self.vf, mac=None) != VfSettings()
+
+
+NO_SETTINGS = NetdevSettings()

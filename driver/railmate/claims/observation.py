@@ -1,0 +1,96 @@
+"""After a claim's NICs are in their pod: what the pod sees of them is looked at, remembered and told.
+
+Not in the runtime's hook: the kernel fills a GID table in its own time after an address has come. The container's
+metadata file and hints are written from it, and so is ``status.devices``.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from railmate.attach.rdmalook import Wanted, char_devices, look
+from railmate.attach.rdmamodel import SeenNic
+from railmate.cdi.spec import DeviceNode
+from railmate.claims.ledger import Ledger
+from railmate.claims.records import Entry, PreparedDevice, Seen
+from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.seen import interface_of
+
+log = logging.getLogger(__name__)
+
+
+class Observations:
+    def __init__(self, ledger: Ledger, runtime_files: RuntimeFiles, sysfs_root: Path, dev_root: Path) -> None:
+        self._ledger, self._files = ledger, runtime_files
+        self._sysfs_root, self._dev_root = sysfs_root, dev_root
+
+    def observe(self, uid: str) -> Entry | None:
+        """Look at the claim's NICs and remember what is seen; None when they are in no pod (any more).
+
+        Raises RailmateError when the pod's namespace cannot be entered or has ended.
+        """
+        entry = self._ledger.get(uid)
+        if entry is None or entry.attachment is None or not entry.attachment.complete:
+            return None
+        at = entry.attachment
+        seen = Seen(at.sandbox, tuple(look(_wanted(entry), Path(at.netns) if at.netns else None)))
+        with self._ledger.locked():
+            now = self._ledger.get(uid)
+            if now is None or now.attachment is None or now.attachment.sandbox != at.sandbox:
+                return None
+            if now.seen != seen:
+                now = replace(now, seen=seen)
+                self._write(now)
+            return now
+
+    def refresh_soft(self, entry: Entry) -> None:
+        """Soft RDMA devices were made anew, so their character devices may be others. Call it under the ledger's
+        lock, before the pod's first container is made."""
+        if not any(device.soft for nic in entry.nics for device in nic.rdma):
+            return
+        devices = tuple(self._with_nodes(device) for device in entry.devices)
+        if devices != entry.devices:
+            self._write(replace(entry, devices=devices))
+
+    def _with_nodes(self, device: PreparedDevice) -> PreparedDevice:
+        names = [
+            name
+            for nic in device.nics
+            for rdma in nic.rdma
+            if rdma.soft
+            for name in char_devices(self._sysfs_root, rdma.name)
+        ]
+        if not names:
+            return device
+        hard = any(not rdma.soft for nic in device.nics for rdma in nic.rdma)
+        kept = [node for node in device.nodes if hard or not _is_of_one_device(node)]
+        new = [
+            DeviceNode(f"/dev/infiniband/{name}", str(self._dev_root / "infiniband" / name)) for name in names
+        ]
+        return replace(device, nodes=tuple(dict.fromkeys((*kept, *new))))
+
+    def _write(self, entry: Entry) -> None:
+        self._ledger.put(entry, durable=False)
+        self._files.write(entry)
+
+
+def _wanted(entry: Entry) -> list[Wanted]:
+    return [
+        Wanted(nic.address, interface_of(entry, nic), nic.rdma[0] if nic.rdma else None) for nic in entry.nics
+    ]
+
+
+def _is_of_one_device(node: DeviceNode) -> bool:
+    directory, _, name = node.path.rpartition("/")
+    return directory == "/dev/infiniband" and name.rstrip("0123456789") in ("uverbs", "umad", "issm")
+
+
+def is_settled(nic: SeenNic) -> bool:
+    """Whether another look would tell nothing more: the GID of the NIC's address is there, or none is to come."""
+    if nic.rdma_device is None or nic.link_layer != "Ethernet" or not nic.readable:
+        return True
+    if nic.gid is None:
+        return False
+    return not nic.addresses or not nic.gid.gid.startswith("fe80:")
