@@ -16,7 +16,9 @@ import railmate
 from harness.gobuild import program
 from harness.simnode import LABEL, STATE
 from railmate.cli.node import add_parser
+from railmate.provision.file import load_provisioning
 from railmate_api.admission import policy_spec
+from railmate_api.provisioning import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "driver/chart"
@@ -68,7 +70,7 @@ def test_every_value_has_a_place_in_the_schema() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert set(values) == set(schema["properties"]) - {"global"}
-    for name in ("image", "admission"):
+    for name in ("image", "admission", "topology", "provisioning"):
         assert set(values[name]) == set(schema["properties"][name]["properties"])
 
 
@@ -86,6 +88,8 @@ def test_paths_are_the_same_in_the_pod_and_on_the_node(render: Render) -> None:
     pod = driver_pod(render())
     hosts = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
     mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"] if m["name"] in hosts}
+    # /proc is the driver's own; the node's is looked at beside it
+    assert (mounts.pop("host-proc"), hosts.pop("host-proc")) == ("/host/proc", "/proc")
     assert mounts == hosts
     parsed = parse(pod["containers"][0]["args"])
     plugin = parsed.kubelet_dir / "plugins" / parsed.driver_name
@@ -98,6 +102,56 @@ def test_the_driver_has_two_capabilities_and_a_read_only_root(render: Render) ->
     assert context["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_ADMIN"]}
     assert context["readOnlyRootFilesystem"] is True
     assert "privileged" not in context
+
+
+RULES = 'provisioning.rules=[{"select": {"role": "rail", "vendor": "8086"}, "vfs": 4, "mtu": 9000}]'
+
+
+def test_rules_for_vfs_reach_the_driver_as_they_are(render: Render, tmp_path: Path) -> None:
+    objects = render("--set-json", RULES)
+    pod = driver_pod(objects)
+    (path,) = [
+        one.partition("=")[2] for one in pod["containers"][0]["args"] if one.startswith("--vf-provisioning=")
+    ]
+    mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+    (name,) = [v["configMap"]["name"] for v in pod["volumes"] if v["name"] == "provisioning"]
+    key = Path(path).relative_to(mounts["provisioning"])
+    written = tmp_path / "provisioning"
+    written.write_text(objects[f"ConfigMap/{name}"]["data"][str(key)])
+    (rule,) = load_provisioning(written).rules
+    assert (rule.select.role, rule.select.vendor, rule.vfs, rule.mtu) == ("rail", "8086", 4, 9000)
+
+
+def test_sysfs_is_writable_only_for_a_driver_that_makes_vfs(render: Render) -> None:
+    without, with_rules = (driver_pod(render(*extra)) for extra in ((), ("--set-json", RULES)))
+    assert "/sys" not in {mount["mountPath"] for mount in without["containers"][0]["volumeMounts"]}
+    assert "appArmorProfile" not in without["containers"][0]["securityContext"]
+    (sysfs,) = [m for m in with_rules["containers"][0]["volumeMounts"] if m["mountPath"] == "/sys"]
+    assert not sysfs.get("readOnly")
+    assert with_rules["containers"][0]["securityContext"]["appArmorProfile"] == {"type": "Unconfined"}
+
+
+def test_a_change_of_the_rules_restarts_the_driver(render: Render) -> None:
+    def annotations(rules: str) -> dict[str, str]:
+        objects = render("--set-json", rules)
+        (daemonset,) = [item for key, item in objects.items() if key.startswith("DaemonSet/")]
+        return dict(daemonset["spec"]["template"]["metadata"]["annotations"])
+
+    assert annotations(RULES) == annotations(RULES)
+    assert annotations(RULES) != annotations(RULES.replace("4", "8"))
+
+
+def test_the_chart_refuses_the_rules_that_the_driver_would_refuse(render: Render) -> None:
+    for wrong in (
+        '[{"select": {}, "vfs": 1}]',
+        '[{"select": {"role": "rail"}}]',
+        '[{"select": {"vendor": 8086}}]',
+    ):
+        with pytest.raises(ValueError, match=r"provisioning[./]rules"):
+            render("--set-json", f"provisioning.rules={wrong}")
+    chart = json.loads((CHART / "values.schema.json").read_text())["properties"]["provisioning"]
+    own = json_schema()["properties"]["rules"]
+    assert chart["properties"]["rules"] == {k: v for k, v in own.items() if k != "minItems"}
 
 
 def test_a_simulated_node_is_mounted_and_selected(render: Render) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from component.conftest import DRIVER, Cluster, request
 from harness.controlplane import ControlPlane
-from railmate.publish.controller import dropped_fields
+from railmate.publish.controller import SliceController
 from railmate.publish.model import Offer
 from railmate.publish.slices import keep_taint_times, resource_slices
+from railmate.publish.writes import dropped_fields
 from railmate_api.attributes import CLASS_PAIR
 
 Offers = Callable[..., Offer]
@@ -117,15 +118,26 @@ def test_pod_that_has_the_device_stays(cluster: Cluster, offers: Offers) -> None
 def test_server_without_taints_keeps_everything_else(
     tmp_path: Path, start_cluster: Callable[[ControlPlane], Cluster], offers: Offers
 ) -> None:
-    """Kubernetes 1.34 and 1.35 have the gate off: health is shown, and that is all."""
+    """Kubernetes 1.34 and 1.35 have the gate off: health is shown, and that is all. People are told once, and what the
+    server does not keep is not written again and again."""
     gates = {"DRADeviceTaints": False, "DRADeviceTaintRules": False}
     with ControlPlane(tmp_path, gates) as plane:
-        cluster, offer = start_cluster(plane), offers()
+        cluster, offer, lost = start_cluster(plane), offers(), list[str]()
         node = cluster.node("health-gate")
-        cluster.publish(node, offer)
-        before = [item["spec"] for item in cluster.slices(node)]
-        assert write(cluster, node, offer, {offer.devices[0].name: "gpu-lost"}) == {"taints"}
-        assert [item["spec"] for item in cluster.slices(node)] == before
+        kube = cluster.driver_client(node)
+        controller = SliceController(kube, DRIVER, node, offer, on_lost=lost.append)
+        controller.sync()
+        before = cluster.slices(node)
+        controller.set_taints({offer.devices[0].name: "gpu-lost"})
+        assert [item["spec"] for item in cluster.slices(node)] == [item["spec"] for item in before]
+        (message,) = lost
+        assert "DRADeviceTaints" in message
+        assert "only shown as unhealthy" in message
+        versions = [item["metadata"]["resourceVersion"] for item in cluster.slices(node)]
+        for taints in ({}, {offer.devices[1].name: "nic-link-down"}, {offer.devices[0].name: "gpu-lost"}):
+            controller.set_taints(taints)
+        assert [item["metadata"]["resourceVersion"] for item in cluster.slices(node)] == versions
+        assert len(lost) == 1
 
 
 @pytest.fixture(autouse=True)

@@ -46,8 +46,9 @@ class Verbs:
         if ref.name == "slow":
             self.started.set()
             self.release.wait(20)
+        share = "share-1" if ref.name == "shared" else None
         return PreparedClaim(
-            (PreparedDevice("main", "node1", "pair-0"),), {"pair-0": ["railmate.dev/claim=x"]}
+            (PreparedDevice("main", "node1", "pair-0", share_id=share),), {"pair-0": ["railmate.dev/claim=x"]}
         )
 
     def unprepare(self, ref: ClaimRef) -> None:
@@ -117,6 +118,23 @@ def test_prepare_and_unprepare(tmp_path: Path, messages: Any, services: Any) -> 
             answer = await plugin.NodeUnprepareResources(request, timeout=CALL_SECONDS)
             assert set(answer.claims) == {"uid-good"}
             assert kubelet.verbs.unprepared == [ClaimRef("uid-good", "team", "good")]
+
+    with_server(tmp_path, test)
+
+
+@VERSIONS
+def test_share_of_a_device_is_named_where_the_version_has_a_word_for_it(
+    tmp_path: Path, messages: Any, services: Any
+) -> None:
+    async def test(kubelet: Kubelet) -> None:
+        async with kubelet.plugin(services) as plugin:
+            request = messages.NodePrepareResourcesRequest(claims=claims(messages, "shared", "good"))
+            answer = await plugin.NodePrepareResources(request, timeout=CALL_SECONDS)
+            shared, alone = (answer.claims[f"uid-{name}"].devices[0] for name in ("shared", "good"))
+            assert shared.device_name == alone.device_name == "pair-0"
+            if messages is dra_v1_pb2:
+                assert shared.share_id == "share-1"
+                assert not alone.HasField("share_id")
 
     with_server(tmp_path, test)
 

@@ -147,6 +147,7 @@ CALLS: dict[str, Callable[[KubeClient, World], object]] = {
     "get_node": lambda client, world: client.get_node(NODE),
     "list_slices": lambda client, world: client.list_slices(DRIVER, NODE),
     "create_slice": lambda client, world: client.create_slice(world.slice_body(next(world.numbers))),
+    "try_slice": lambda client, world: client.try_slice(world.slice_body(next(world.numbers))),
     "update_slice": lambda client, world: client.update_slice(world.new_slice()),
     "delete_slice": lambda client, world: client.delete_slice(world.new_slice()),
     "watch_slices": lambda client, world: first_event(client),
@@ -215,7 +216,9 @@ def test_no_verb_can_be_taken_away(world: World) -> None:
         finally:
             world.grant(world.rules)
             wait_until(lambda back=permission: world.may(back), f"{permission} is back")  # type: ignore[misc]
-    assert {permission: len(calls) for permission, calls in broken.items()} == dict.fromkeys(broken, 1)
+    # a slice is tried by the verb that makes it
+    counts = {permission: len(set(calls) - {"try_slice"}) for permission, calls in broken.items()}
+    assert counts == dict.fromkeys(broken, 1)
     assert sorted({name for calls in broken.values() for name in calls}) == sorted(CALLS)
 
 

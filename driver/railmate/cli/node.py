@@ -8,6 +8,7 @@ import logging
 import os
 from pathlib import Path
 
+from railmate.cli.offers import add_offer_flags
 from railmate.cli.overrides import add_override_flags, override_from
 from railmate_api.attributes import DRIVER_NAME
 
@@ -27,9 +28,21 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--driver-name", default=DRIVER_NAME, help="the DRA driver's name")
     add("--sysfs-root", type=Path, default=Path("/sys"), help="where the kernel's sysfs is")
     add("--proc-root", type=Path, default=Path("/proc"), help="where driver/nvidia of procfs is")
+    add(
+        "--host-proc",
+        type=Path,
+        default=Path("/proc"),
+        help="procfs with the node's processes, as the container runtime numbers them",
+    )
     add("--dev-root", type=Path, default=Path("/dev"), help="where the node's device nodes are")
     add("--kubelet-dir", type=Path, default=Path("/var/lib/kubelet"), help="the kubelet's root directory")
     add("--cdi-dir", type=Path, default=Path("/var/run/cdi"), help="where CDI specs are written")
+    add(
+        "--cni-bin-dir",
+        type=Path,
+        default=Path("/opt/cni/bin"),
+        help="where the node's CNI IPAM plugins are",
+    )
     add(
         "--nri-socket",
         type=Path,
@@ -44,12 +57,26 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add("--kubeconfig", default=None, help="for use outside a pod")
     add("--http-address", default="", help="where /healthz and /readyz are served: host:port or unix:/path")
+    add_offer_flags(parser)
     add(
-        "--share-pair-vfs",
-        action="store_true",
-        help="offer the VF of a pair alone as well, also where its physical function has further VFs",
+        "--without-counters",
+        choices=["pairs", "parts"],
+        default="pairs",
+        help="what is published of a GPU or NIC that would have several names, where the API server knows no counters",
+    )
+    add(
+        "--device-plugins",
+        choices=["withhold", "ignore"],
+        default="withhold",
+        help="whether GPUs that a device plugin on this node hands out are withheld",
     )
     add_override_flags(parser)
+    add(
+        "--vf-provisioning",
+        type=Path,
+        metavar="FILE",
+        help="a VfProvisioning in YAML: which NICs get how many VFs, made before they are published",
+    )
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="what is logged")
     parser.set_defaults(run=run)
 
@@ -59,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
     from railmate.kube.client import KubeClient
     from railmate.node.agent import Agent
     from railmate.node.settings import Settings
+    from railmate.provision.file import load_provisioning
+    from railmate.publish.exclusive import Preference
 
     logging.basicConfig(
         level=args.log_level.upper(), format="%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s",
@@ -70,15 +99,23 @@ def run(args: argparse.Namespace) -> int:
         driver_name=args.driver_name,
         sysfs_root=args.sysfs_root,
         proc_root=args.proc_root,
+        host_proc=args.host_proc,
         dev_root=args.dev_root,
         kubelet_dir=args.kubelet_dir,
         cdi_dir=args.cdi_dir,
+        cni_bin_dir=args.cni_bin_dir,
         nri_socket=args.nri_socket,
         gate_binary=args.gate_binary,
         kubeconfig=args.kubeconfig,
         http_address=args.http_address,
         share_pair_vfs=args.share_pair_vfs,
+        lone_vfs=args.lone_vfs,
+        switch_groups=args.switch_groups,
+        all_attributes=args.attributes == "all",
+        without_counters=Preference(args.without_counters),
+        ignore_device_plugins=args.device_plugins == "ignore",
         override=override_from(args.override, args.roles),
+        provisioning=load_provisioning(args.vf_provisioning) if args.vf_provisioning else None,
     )
     asyncio.run(Agent(settings, KubeClient.connect(settings.kubeconfig)).run())
     return 0

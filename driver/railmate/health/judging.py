@@ -25,6 +25,12 @@ def judge(target: Target, facts: Facts) -> Verdict:
             "has fallen off the bus: its configuration space reads all ones. See the kernel's log; reset the "
             "function or restart the node.",
         )
+    if facts.lost:
+        return _ill(
+            Reason.LOST,
+            "is lost: NVIDIA's driver cannot reach it any more (NVML). See the kernel's log for Xid errors; reset the "
+            "GPU or restart the node.",
+        )
     if facts.driver == "":
         return _ill(
             Reason.DRIVER_UNBOUND,

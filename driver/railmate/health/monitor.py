@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +37,9 @@ class HealthMonitor:
     ``on_change`` gets the taints, device name to the taint's value, when they are others than it got last (at first:
     none). ``deliver`` calls it, so it may take its time; states that passed meanwhile are left out. If it raises, it
     gets the taints of that time again a little later.
+    ``lost`` gives the addresses of GPUs that their driver has lost, from wherever that is known.
+    ``before``: states of an earlier process, by address. ``remember`` gets all states after each look that changed
+    one; it may take its time.
     ``period`` in seconds. ``clock``: seconds, never going back.
     """
 
@@ -48,6 +51,9 @@ class HealthMonitor:
         *,
         pcie_links: bool,
         on_change: Callable[[Mapping[str, str]], None] | None = None,
+        lost: Callable[[], Set[str]] = frozenset,
+        before: Mapping[str, Damped] | None = None,
+        remember: Callable[[Mapping[str, Damped]], None] = lambda states: None,
         period: float = PERIOD,
         damping: Damping | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -60,7 +66,8 @@ class HealthMonitor:
         self._lock = threading.Lock()  # for what follows
         self._offer = offer
         self._targets = targets(offer, inventory)
-        self._states: dict[str, Damped] = {}
+        self._lost, self._remember = lost, remember
+        self._states = dict(before or {})
         self._devices: tuple[DeviceHealth, ...] = ()
         self._looked: float | None = None
         self._told: Mapping[str, str] = {}
@@ -155,13 +162,15 @@ class HealthMonitor:
                     return  # another offer came meanwhile, and a new look is under way
                 changed = _without_time(devices) != _without_time(self._devices)
                 before, self._devices, self._looked = self._devices, devices, self._clock()
-                self._states = states
+                moved, self._states = states != self._states, states
                 listeners = list(self._listeners.values())
             if changed and not self._stopping.is_set():
                 _log_changes(before, devices)
                 self._news.set()
                 for listener in listeners:
                     listener()
+            if moved:
+                self._remember(states)
 
     def _tell(self) -> None:
         taints = self.taints
@@ -170,10 +179,12 @@ class HealthMonitor:
             self._told = taints
 
     def _look_at(self, wanted: Mapping[str, Target]) -> dict[str, Damped]:
-        on_bus = self._sysfs.functions()
+        on_bus, lost = self._sysfs.functions(), self._lost()
         states = {}
         for address, target in wanted.items():
             facts = read(self._sysfs, target, on_bus, pcie_link=self._pcie_links)
+            if address in lost:
+                facts = replace(facts, lost=True)
             states[address] = damp(
                 self._states.get(address),
                 judge(target, facts),

@@ -77,7 +77,8 @@ class NetdevLink:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """``vendor``: as the configuration space reads at this moment, not as the kernel remembers it.
-    ``driver``: empty when none is bound. ``link_downs``: how often the link fell since the driver was loaded."""
+    ``driver``: empty when none is bound. ``link_downs``: how often the link fell since the driver was loaded.
+    ``lost``: the GPU's driver says that it cannot reach it."""
 
     present: bool | None = None
     vendor: int | None = None
@@ -86,6 +87,7 @@ class Facts:
     rdma: RdmaPort | None = None
     netdev: NetdevLink | None = None
     link_downs: int | None = None
+    lost: bool = False
 
 
 class Sysfs:

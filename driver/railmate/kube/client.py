@@ -59,6 +59,10 @@ class KubeClient:
         return cls(configuration)
 
     # --- what is used
+    def read(self, path: str) -> Object:
+        """Any object or list, for commands that only look."""
+        return self._call("GET", path)
+
     def get_claim(self, namespace: str, name: str) -> Object:
         return self._call("GET", f"{_RESOURCE}/namespaces/{quote(namespace)}/resourceclaims/{quote(name)}")
 
@@ -72,6 +76,10 @@ class KubeClient:
 
     def create_slice(self, body: Object) -> Object:
         return self._call("POST", f"{_RESOURCE}/resourceslices", body=body)
+
+    def try_slice(self, body: Object) -> Object:
+        """The slice as the server would keep it; nothing is written."""
+        return self._call("POST", f"{_RESOURCE}/resourceslices", query={"dryRun": "All"}, body=body)
 
     def update_slice(self, body: Object) -> Object:
         return self._call("PUT", f"{_RESOURCE}/resourceslices/{quote(body['metadata']['name'])}", body=body)

@@ -61,12 +61,16 @@ class DraPlugin:
                 one.error = outcome
                 continue
             for device in outcome.devices:
-                one.devices.add(
+                told = one.devices.add(
                     request_names=[device.request],
                     pool_name=device.pool,
                     device_name=device.device,
                     cdi_device_ids=outcome.cdi_ids[device.device],
                 )
+                if (
+                    device.share_id is not None and "share_id" in told.DESCRIPTOR.fields_by_name
+                ):  # not in v1beta1
+                    told.share_id = device.share_id
         return answer
 
     async def NodeUnprepareResources(self, request: Any, context: object) -> Any:

@@ -9,31 +9,38 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from railmate import files
 from railmate.cdi.vendor import VendorSpecs
-from railmate.claims.attachments import Sandbox
+from railmate.claims.attachments import Sandbox, attempt
 from railmate.claims.ledger import Ledger, boot_id
+from railmate.claims.observation import Observations
 from railmate.claims.plan import NodeView
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.state import ClaimState
 from railmate.errors import RailmateError
-from railmate.health.monitor import HealthMonitor
 from railmate.inventory.net import netdev_of
 from railmate.kube.client import KubeClient
 from railmate.kubelet.server import KubeletServer, probe
 from railmate.kubelet.sockets import sockets
+from railmate.node.attached import AttachedClaims
+from railmate.node.deviceplugins import DevicePlugins
 from railmate.node.events import RuntimeEvents
 from railmate.node.health import HealthServer
 from railmate.node.machine import MachineWatch, View, first_look
+from railmate.node.memlock import Memlock
+from railmate.node.newest import Newest
+from railmate.node.provisioning import Provisioner
 from railmate.node.reports import Reports
 from railmate.node.settings import Settings
+from railmate.node.watching import DeviceWatch
 from railmate.nri.plugin import NriPlugin
 from railmate.publish.controller import SliceController
-from railmate.topology.model import MachineClass
+from railmate.topology.ncclwrite import nccl_topology
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +70,26 @@ class Agent:
         runtime_files = RuntimeFiles(
             settings.driver_name, settings.plugin_dir, settings.cdi_dir, settings.installed_gate
         )
-        self._ledger = ledger
-        view = first_look(settings, {part for entry in ledger.entries().values() for part in entry.hardware})
+        self._ledger, self._runtime_files = ledger, runtime_files
+        provisioner = Provisioner(
+            settings.provisioning,
+            settings.sysfs_root,
+            lambda message: self._reports.node_event("VfsNotProvisioned", message),
+        )
+        if not settings.ignore_device_plugins:
+            plugins = DevicePlugins(
+                kube, settings.node_name, lambda message: self._reports.node_event("GpusWithheld", message)
+            )
+            settings = replace(settings, handed_out=plugins.handed_out)
+        held = {part for entry in ledger.entries().values() for part in entry.hardware}
+        view = first_look(settings, held, provisioner)
         self._vendor_specs = VendorSpecs([Path("/etc/cdi"), settings.cdi_dir])
-        self._state = ClaimState(kube, self._node_view(view), ledger, runtime_files, boot_id(), self._reports)
+        observations = Observations(ledger, runtime_files, settings.sysfs_root, settings.dev_root)
+        self._attached = AttachedClaims(ledger, observations, self._reports)
+        self._attached.catch_up(ledger.entries().values())
+        self._state = ClaimState(
+            kube, self._node_view(view), ledger, runtime_files, boot_id(), self._attached
+        )
         self._repairs: Counter[str] = Counter()
         self._reconciler = Reconciler(
             kube,
@@ -77,13 +100,10 @@ class Agent:
             self._count_repair,
             self._live_sandboxes,
         )
-        self._monitor = HealthMonitor(
-            settings.sysfs_root,
-            view.offer,
-            view.inventory,
-            pcie_links=view.topology.machine_class is not MachineClass.VIRTUAL,
-            on_change=lambda taints: self._controller.set_taints(taints),
+        self._devices = DeviceWatch(
+            settings, view, boot_id(), lambda taints: self._controller.set_taints(taints)
         )
+        self._monitor = self._devices.monitor
         self._monitor.look()  # so that what does not work is never published without its taint
         self._controller = SliceController(
             kube,
@@ -93,13 +113,17 @@ class Agent:
             self._on_published,
             lambda message: self._reports.node_event("ResourceSlicesRefused", message),
             self._monitor.taints,
+            lambda message: self._reports.node_event("FeatureGateOff", message),
+            settings.without_counters,
         )
+        self._offers = Newest(self._controller.update)
         self._watch = MachineWatch(
             settings,
             view,
             self._state.held_addresses,
             self._on_changed,
             self._on_gone,
+            provisioner,
             self._monitor.recheck,
         )
         self._paths = sockets(settings.kubelet_dir, settings.driver_name, settings.pod_uid)
@@ -111,7 +135,12 @@ class Agent:
             self._monitor,
             settings.node_name,
         )
-        self._events = RuntimeEvents(settings.driver_name, self._state)
+        self._memlock = Memlock(
+            settings.plugin_dir,
+            lambda message: self._reports.node_event("MemlockNotRaised", message),
+            settings.host_proc,
+        )
+        self._events = RuntimeEvents(settings.driver_name, self._state, self._attached, self._memlock)
         self._nri = NriPlugin(settings.driver_name, _NRI_INDEX, settings.nri_socket, self._events)
         checks = {"/healthz": self._dead, "/readyz": self._missing}
         self._health = HealthServer(settings.http_address, checks) if settings.http_address else None
@@ -120,9 +149,10 @@ class Agent:
             threading.Thread(target=target, name=name, daemon=True)
             for name, target in (
                 ("slices", self._controller.run),
+                ("offers", self._offers.run),
                 ("machine", self._watch.run),
-                ("health", self._monitor.run),
-                ("taints", self._monitor.deliver),
+                *self._devices.loops.items(),
+                ("attached", self._attached.run),
                 ("reports", self._reports.run),
                 ("reconcile", self._reconcile),
             )
@@ -152,12 +182,14 @@ class Agent:
         self._stopping.set()
         self._controller.stop()
         self._watch.stop()
-        self._monitor.stop()
+        self._offers.stop()
+        self._devices.stop()
         self._state.stop()
         await self._kubelet.stop(_GRACE)
         runtime.cancel()
         await asyncio.wait({runtime})
         self._events.close()
+        self._attached.stop()
         self._reports.stop()
         if self._health:
             await self._health.stop()
@@ -191,6 +223,7 @@ class Agent:
         while not self._stopping.is_set():
             if time.monotonic() >= due:
                 self._reconciler.run()
+                self._memlock.look()
                 due = time.monotonic() + _RECONCILE_EVERY
             # nobody tells when a netdev comes home after its namespace's end, or when a force-deleted pod has ended
             self._stopping.wait(
@@ -208,12 +241,18 @@ class Agent:
             node_exists=Path.exists,
             netdev_of=partial(netdev_of, settings.sysfs_root),
             vendor_cdi=self._vendor_specs.devices,
+            cni_dir=settings.cni_bin_dir,
+            nccl_topology=self._write_nccl_topology(view),
         )
+
+    def _write_nccl_topology(self, view: View) -> bool:
+        text = nccl_topology(view.inventory, view.topology)
+        return text is not None and attempt(lambda: self._runtime_files.write_nccl_topology(text))
 
     def _on_changed(self, view: View) -> None:
         self._state.update(self._node_view(view))
-        self._monitor.update(view.offer, view.inventory)
-        self._controller.update(view.offer)
+        self._devices.update(view)
+        self._offers.put(view.offer)
 
     def _on_gone(self, addresses: Set[str]) -> None:
         holders = self._state.held()

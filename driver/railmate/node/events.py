@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from railmate.cdi.spec import claim_uid_of
 from railmate.claims.attachments import Sandbox, attempt
+from railmate.claims.records import Entry
 from railmate.claims.state import ClaimState
 from railmate.errors import RailmateError
+from railmate.node.attached import AttachedClaims
+from railmate.node.hints import environment
+from railmate.node.memlock import Memlock
 from railmate.nri.events import ContainerAdjustment, ContainerInfo, PodSandbox
+
+log = logging.getLogger(__name__)
 
 
 class RuntimeEvents:
     """An ``NriHandler``. A pod without our claims costs a look into the ledger's directory."""
 
-    def __init__(self, driver: str, state: ClaimState) -> None:
-        self._driver, self._state = driver, state
+    def __init__(self, driver: str, state: ClaimState, attached: AttachedClaims, memlock: Memlock) -> None:
+        self._driver, self._state, self._attached, self._memlock = driver, state, attached, memlock
         self._sandboxes: dict[str, Sandbox] = {}  # by ID, all that have not ended
         # not the kubelet's threads: those may all be waiting for a device that only an event here frees
         self._workers = ThreadPoolExecutor(4, thread_name_prefix="nri")
@@ -27,6 +34,15 @@ class RuntimeEvents:
         live = [_sandbox(pod) for pod in await self._run(live_sandboxes, pods)]
         self._sandboxes = {sandbox.id: sandbox for sandbox in live}
         await self._run(self._state.synchronize, live)
+        await self._run(self._raise_limits, containers)
+
+    def _raise_limits(self, containers: list[ContainerInfo]) -> None:
+        """Of containers that started while nobody heard of it."""
+        running = [container for container in containers if container.pid and self._claims(container)]
+        concerned = [one for one in running if _has_rdma(self._attached.entries(self._claims(one), 0.0))]
+        repaired = self._memlock.repair(concerned)
+        if repaired:
+            log.info("RLIMIT_MEMLOCK of %d running processes was raised", repaired)
 
     async def run_pod_sandbox(self, pod: PodSandbox) -> None:
         sandbox = self._sandboxes[pod.id] = _sandbox(pod)
@@ -40,16 +56,30 @@ class RuntimeEvents:
         await self._run(self._state.detach, pod.id)
 
     async def create_container(self, pod: PodSandbox, container: ContainerInfo) -> ContainerAdjustment | None:
+        claims = self._claims(container)
+        if not claims:
+            return None
+        try:
+            await self._run(self._state.check, _sandbox(pod), claims)
+        except RailmateError:
+            # the runtime does not wait for the API; the kubelet tries this container again in some seconds
+            asyncio.get_running_loop().run_in_executor(self._workers, self._adopt, _sandbox(pod), claims)
+            raise
+        adjustment: ContainerAdjustment = await self._run(self._adjustment, pod, container, claims)
+        return adjustment
+
+    def _claims(self, container: ContainerInfo) -> list[str]:
+        """UIDs of our claims that the container references."""
         found = (claim_uid_of(self._driver, cdi_id) for cdi_id in container.cdi_devices)
-        claims = sorted({uid for uid in found if uid is not None})
-        if claims:
-            try:
-                await self._run(self._state.check, _sandbox(pod), claims)
-            except RailmateError:
-                # the runtime does not wait for the API; the kubelet tries this container again in some seconds
-                asyncio.get_running_loop().run_in_executor(self._workers, self._adopt, _sandbox(pod), claims)
-                raise
-        return None
+        return sorted({uid for uid in found if uid is not None})
+
+    def _adjustment(
+        self, pod: PodSandbox, container: ContainerInfo, claims: list[str]
+    ) -> ContainerAdjustment:
+        """Limits and hints, from the claims that this container references and no others."""
+        entries = self._attached.entries(claims)
+        limits = self._memlock.limits(container, pod.pid, pod.id) if _has_rdma(entries) else ()
+        return ContainerAdjustment(rlimits=limits, env=environment(entries, container.env))
 
     def _adopt(self, sandbox: Sandbox, claims: list[str]) -> None:
         attempt(lambda: self._state.adopt(sandbox, claims))
@@ -63,6 +93,10 @@ class RuntimeEvents:
 
     async def _run(self, verb: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._workers, verb, *arguments)
+
+
+def _has_rdma(entries: Iterable[Entry]) -> bool:
+    return any(nic.rdma for entry in entries for nic in entry.nics)
 
 
 def live_sandboxes(pods: Iterable[PodSandbox]) -> list[PodSandbox]:

@@ -15,8 +15,9 @@ from railmate.inventory.model import Inventory
 from railmate.inventory.scan import scan
 from railmate.inventory.uevents import DeviceEvents
 from railmate.inventory.uplinks import uplink_functions, uplink_names
+from railmate.node.provisioning import Provisioner
 from railmate.node.settings import Settings
-from railmate.publish.devices import OfferOptions, build_offer
+from railmate.publish.devices import build_offer
 from railmate.publish.model import Offer
 from railmate.topology.analyze import analyze
 from railmate.topology.model import Topology
@@ -45,17 +46,15 @@ def look(settings: Settings, before: Inventory | None = None, held: Set[str] = f
         inventory, gone = keep_held(before, keep_facts(before, inventory), held)
     topology = analyze(inventory, settings.override)
     excluded = uplink_functions(inventory, uplink_names())
-    offer = build_offer(inventory, topology, OfferOptions(settings.share_pair_vfs, excluded))
+    offer = build_offer(inventory, topology, settings.offer_options(excluded))
     return View(inventory, offer, topology, gone)
 
 
-def first_look(settings: Settings, held: Set[str]) -> View:
-    """The first look of this process. What an earlier one knew of hardware that pods hold is on disk."""
-    view = look(settings, _remembered(settings), held)
-    for sentence in view.inventory.warnings:
-        log.warning("%s", sentence)
-    for sentence in (*view.topology.notes, *view.offer.notes):
-        log.info("%s", sentence)
+def first_look(settings: Settings, held: Set[str], provisioner: Provisioner) -> View:
+    """The first look of this process, after VFs have been made. What an earlier process knew of hardware that
+    pods hold is on disk."""
+    view = _provisioned(settings, look(settings, _remembered(settings), held), held, provisioner)
+    log_notes(view)
     log.info(
         "machine class %s: %d GPUs, %d NIC functions, %d pairs; %d devices offered",
         view.topology.machine_class, len(view.inventory.gpus), len(view.inventory.nics), len(view.topology.pairs),
@@ -63,6 +62,25 @@ def first_look(settings: Settings, held: Set[str]) -> View:
     )  # fmt: skip
     remember(settings, view)
     return view
+
+
+def _provisioned(settings: Settings, view: View, held: Set[str], provisioner: Provisioner) -> View:
+    """The view, or a new one when VFs had to be made."""
+    uplinks = uplink_functions(view.inventory, uplink_names())
+    if provisioner.provision(view.inventory, view.topology, uplinks, held):
+        return look(settings, view.inventory, held)
+    return view
+
+
+def log_notes(view: View, before: View | None = None) -> None:
+    """What is odd about the machine and what of it is not offered; after the first look only what is new."""
+    said = {*before.inventory.warnings, *before.topology.notes, *before.offer.notes} if before else set()
+    for sentence in view.inventory.warnings:
+        if sentence not in said:
+            log.warning("%s", sentence)
+    for sentence in (*view.topology.notes, *view.offer.notes):
+        if sentence not in said:
+            log.info("%s", sentence)
 
 
 def remember(settings: Settings, view: View) -> None:
@@ -96,9 +114,10 @@ class MachineWatch:
         held: Callable[[], Set[str]],
         changed: Callable[[View], None],
         gone: Callable[[Set[str]], None],
+        provisioner: Provisioner,
         event: Callable[[], None] = lambda: None,
     ) -> None:
-        self._settings, self._view = settings, first
+        self._settings, self._view, self._provisioner = settings, first, provisioner
         self._held, self._changed, self._gone, self._event = held, changed, gone, event
         self._stopping = threading.Event()
 
@@ -128,7 +147,10 @@ class MachineWatch:
             log.exception("the machine cannot be looked at; what is published stays as it is")
 
     def _look_again(self) -> None:
-        view = look(self._settings, self._view.inventory, self._held())
+        held = self._held()
+        view = look(self._settings, self._view.inventory, held)
+        view = _provisioned(self._settings, view, held, self._provisioner)
+        log_notes(view, self._view)
         if view.gone - self._view.gone:
             self._gone(view.gone - self._view.gone)
         if view.offer != self._view.offer:

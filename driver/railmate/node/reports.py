@@ -14,12 +14,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 from railmate.claims.records import ClaimRef, Entry
 from railmate.claims.state import ClaimObserver
 from railmate.kube.client import KubeClient, Object
 from railmate.kube.errors import ApiError
+from railmate.node.conditions import device_status
 
 log = logging.getLogger(__name__)
 
@@ -106,15 +106,15 @@ class Reports(ClaimObserver):
 
     # --- status.devices
     def attached(self, entry: Entry) -> None:
-        """The claim's netdevs are in its pod. Said once: a sandbox that is made again changes nothing of it."""
-        devices = [_device_status(self._driver, device) for device in entry.devices if device.nics]
+        """The claim's NICs are in its pod, and were looked at. A sandbox that is made again changes nothing."""
+        devices = [device_status(self._driver, entry, device) for device in entry.devices if device.nics]
         digest = json.dumps(devices, sort_keys=True)
         if not devices or self._status.get(entry.claim.uid) == digest:
             return
         self._status[entry.claim.uid] = digest
         stamp = _now()
         for device in devices:
-            device["conditions"][0]["lastTransitionTime"] = stamp
+            device["conditions"] = [one | {"lastTransitionTime": stamp} for one in device["conditions"]]
         body = {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",
@@ -142,27 +142,6 @@ class Reports(ClaimObserver):
             self._waiting.put_nowait(one)
         except queue.Full:
             log.warning("%s is not reported: too many reports wait", one[0])
-
-
-def _device_status(driver: str, device: Any) -> Object:
-    status: Object = {
-        "driver": driver,
-        "pool": device.pool,
-        "device": device.device,
-        "conditions": [
-            {
-                "type": "Ready",
-                "status": "True",
-                "reason": "Attached",
-                "message": "in the pod's network namespace",
-            }
-        ],
-    }
-    with_netdev = [nic for nic in device.nics if nic.snapshot]
-    if len(with_netdev) == 1:  # the API has room for one
-        nic = with_netdev[0]
-        status["networkData"] = {"interfaceName": nic.interface, "hardwareAddress": nic.snapshot.mac}
-    return status
 
 
 def _now() -> str:

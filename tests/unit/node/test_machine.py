@@ -13,12 +13,14 @@ import pytest
 import railmate.node.machine as module
 from railmate.inventory.model import Inventory
 from railmate.node.machine import MachineWatch, View, first_look, look, remember
+from railmate.node.provisioning import Provisioner
 from railmate.node.settings import Settings
 from railmate.publish.model import Offer
 from railmate.topology.analyze import analyze
 from unit.claims.claims_world import VFS, inventory, offer
 
 EMPTY = analyze(Inventory())
+NO_VFS = Provisioner(None, Path("/sys"), print)
 
 
 def view(devices: int = 3, gone: Set[str] = frozenset()) -> View:
@@ -52,7 +54,7 @@ class Watched:
         self.held: Callable[[], Set[str]] = lambda: {VFS[0]}
         self.fail: Exception | None = None
         patch.setattr(module, "look", self._look)
-        self.watch = MachineWatch(settings, first, lambda: self.held(), self._changed, self._gone)
+        self.watch = MachineWatch(settings, first, lambda: self.held(), self._changed, self._gone, NO_VFS)
 
     def _look(self, settings: Settings, before: Inventory, held: Set[str]) -> View:
         self.asked.append((before, held))
@@ -194,11 +196,25 @@ def test_next_process_knows_what_pods_hold(settings: Settings) -> None:
     functions = {**first.inventory.functions, vf: richer}
     nics = tuple(replace(n, function=richer) if n.address == vf else n for n in first.inventory.nics)
     remember(settings, replace(first, inventory=replace(first.inventory, functions=functions, nics=nics)))
-    assert first_look(settings, {vf}).inventory.functions[vf].driver == "only-the-first-process-knew"
-    assert first_look(settings, set()).inventory.functions[vf] == first.inventory.functions[vf]
+    assert first_look(settings, {vf}, NO_VFS).inventory.functions[vf].driver == "only-the-first-process-knew"
+    assert first_look(settings, set(), NO_VFS).inventory.functions[vf] == first.inventory.functions[vf]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"functions": 5}'])
 def test_damaged_memory_is_not_used(settings: Settings, content: bytes) -> None:
     (settings.plugin_dir / module._SEEN).write_bytes(content)
-    assert first_look(settings, set()).offer == look(settings).offer
+    assert first_look(settings, set(), NO_VFS).offer == look(settings).offer
+
+
+# --- what is said about it
+def test_what_is_odd_is_said_when_it_is_new_and_not_again(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    odd = replace(view(), inventory=replace(inventory(), warnings=("0000:07:00.0: its file makes no sense",)))
+    less = replace(odd, offer=replace(odd.offer, notes=("vf-9 is not offered: it has no driver",)))
+    watched.see(odd, odd, less, less)
+    assert [one for one in caplog.messages if "makes no sense" in one or "not offered" in one] == [
+        "0000:07:00.0: its file makes no sense",
+        "vf-9 is not offered: it has no driver",
+    ]

@@ -148,8 +148,8 @@ def test_attached_claim_says_where_its_netdev_is(reports: Reports, kube: Kube) -
     (device,) = body["status"]["devices"]
     assert (device["driver"], device["pool"], device["device"]) == ("railmate.dev", "node1", "pair-0")
     assert device["networkData"] == {"interfaceName": "net1", "hardwareAddress": "02:00:00:00:00:00"}
-    assert device["conditions"][0]["type"] == "Ready"
-    assert device["conditions"][0]["lastTransitionTime"].endswith("Z")
+    assert [one["type"] for one in device["conditions"]] == ["Ready", "NetworkReady", "RDMAReady"]
+    assert all(one["lastTransitionTime"].endswith("Z") for one in device["conditions"])
 
 
 def test_one_pod_is_one_patch_also_when_its_sandbox_is_made_again(reports: Reports, kube: Kube) -> None:

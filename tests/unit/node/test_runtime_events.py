@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from railmate.attach.rdmalook import ROCE_V2
+from railmate.attach.rdmamodel import Gid, RdmaDeviceRef, SeenNic
 from railmate.claims.attachments import Sandbox
+from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedDevice, PreparedNic, Seen
+from railmate.claims.runtime_files import NCCL_TOPOLOGY
 from railmate.errors import RailmateError
 from railmate.node.events import RuntimeEvents
-from railmate.nri.events import ContainerInfo, PodSandbox
+from railmate.node.memlock import Memlock
+from railmate.nri.events import UNLIMITED, ContainerAdjustment, ContainerInfo, PodSandbox, Rlimit
 
 UID = "00000000-0000-4000-8000-000000000001"
 OTHER = "00000000-0000-4000-8000-000000000002"
@@ -41,9 +47,26 @@ def recorder() -> Recorder:
     return Recorder()
 
 
+class Claims:
+    """What ``AttachedClaims`` knows, by claim UID."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Entry] = {}
+
+    def entries(self, uids: Collection[str], patience: float = 0.5) -> list[Entry]:
+        return [self.known[uid] for uid in uids if uid in self.known]
+
+
 @pytest.fixture
-def events(recorder: Recorder) -> Iterator[RuntimeEvents]:
-    one = RuntimeEvents("railmate.dev", recorder)  # type: ignore[arg-type]
+def claims() -> Claims:
+    return Claims()
+
+
+@pytest.fixture
+def events(recorder: Recorder, claims: Claims, tmp_path: Path) -> Iterator[RuntimeEvents]:
+    (tmp_path / "memlock-raised").touch()  # the gate has seen that it works
+    memlock = Memlock(tmp_path, lambda message: None, proc=tmp_path)
+    one = RuntimeEvents("railmate.dev", recorder, claims, memlock)  # type: ignore[arg-type]
     yield one
     one.close()
 
@@ -58,8 +81,24 @@ def pod(netns: Path | None = NETNS, **more: Any) -> PodSandbox:
     )
 
 
-def container(*cdi: str) -> ContainerInfo:
-    return ContainerInfo("c1", "main", "s1", cdi)
+def container(*cdi: str, **more: Any) -> ContainerInfo:
+    return ContainerInfo("c1", "main", "s1", cdi, **more)
+
+
+def attached(uid: str, *devices: str, hints: bool = True, gid: int = 3) -> Entry:
+    """A claim whose NICs (by their RDMA devices) are in sandbox s1 and were looked at."""
+    nics = tuple(
+        PreparedNic(f"0000:0c:00.{n}", f"net{n}", rdma=(RdmaDeviceRef(d),)) for n, d in enumerate(devices)
+    )
+    seen = tuple(
+        SeenNic(
+            nic.address, nic.interface, (), nic.rdma[0].name, "Ethernet", "ACTIVE", Gid(gid, "::1", ROCE_V2)
+        )
+        for nic in nics
+    )
+    device = PreparedDevice("main", "node1", "pair-0", ("0000:07:00.0",), nics, env_hints=hints)
+    at = Attachment("s1", "pod-1", "team/p", str(NETNS), True)
+    return Entry(ClaimRef(uid, "team", "c"), ("pod-1",), (device,), "boot", None, at, Seen("s1", seen))
 
 
 def test_sandbox_is_attached_when_it_runs_and_detached_when_it_stops(
@@ -125,3 +164,82 @@ def test_refusal_reaches_the_runtime(events: RuntimeEvents, recorder: Recorder) 
     recorder.error = RailmateError("not attached")
     with pytest.raises(RailmateError, match="not attached"):
         do(events.create_container(pod(), container(f"railmate.dev/claim={UID}-a")))
+
+
+# --- what a container gets beside its devices
+MEMLOCK = Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED)
+OURS = f"railmate.dev/claim={UID}-pair-0"
+
+
+def adjusted(events: RuntimeEvents, *cdi: str, **more: Any) -> ContainerAdjustment:
+    found = do(events.create_container(pod(), container(*cdi, **more)))
+    assert isinstance(found, ContainerAdjustment)
+    return found
+
+
+def test_container_with_rdma_may_lock_memory_and_is_told_its_devices(
+    events: RuntimeEvents, claims: Claims
+) -> None:
+    claims.known[UID] = attached(UID, "mlx5_2", "mlx5_3")
+    assert adjusted(events, OURS) == ContainerAdjustment(
+        rlimits=(MEMLOCK,),
+        env={
+            "NCCL_IB_HCA": "=mlx5_2:1,mlx5_3:1",
+            "UCX_NET_DEVICES": "mlx5_2:1,mlx5_3:1",
+            "NCCL_IB_GID_INDEX": "3",
+        },
+    )
+
+
+def test_nothing_of_a_claim_reaches_a_container_that_does_not_reference_it(
+    events: RuntimeEvents, claims: Claims
+) -> None:
+    """Two claims in one pod: each container hears of its own, and one without claims of none."""
+    claims.known = {UID: attached(UID, "mlx5_2"), OTHER: attached(OTHER, "mlx5_9", gid=5)}
+    first = adjusted(events, OURS)
+    assert "mlx5_9" not in str(first)
+    second = adjusted(events, f"railmate.dev/claim={OTHER}-pair-0")
+    assert "mlx5_2" not in str(second)
+    assert do(events.create_container(pod(), container("nvidia.com/gpu=0"))) is None
+
+
+def test_claim_of_a_gpu_alone_changes_no_limit(events: RuntimeEvents, claims: Claims) -> None:
+    claims.known[UID] = attached(UID)
+    assert adjusted(events, OURS) == ContainerAdjustment()
+
+
+def test_hints_are_for_those_who_ask(events: RuntimeEvents, claims: Claims) -> None:
+    claims.known[UID] = attached(UID, "mlx5_2", hints=False)
+    assert adjusted(events, OURS).env == {}
+
+
+def test_topology_file_is_named_where_the_node_has_one(events: RuntimeEvents, claims: Claims) -> None:
+    entry = attached(UID, "mlx5_2")
+    (device,) = entry.devices
+    claims.known[UID] = replace(entry, devices=(replace(device, nccl_topology=True),))
+    assert adjusted(events, OURS).env["NCCL_TOPO_FILE"] == NCCL_TOPOLOGY
+    assert "NCCL_TOPO_FILE" not in adjusted(events, OURS, env={"NCCL_TOPO_FILE": "/mine.xml"}).env
+
+
+def test_what_the_user_has_set_stays(events: RuntimeEvents, claims: Claims) -> None:
+    claims.known[UID] = attached(UID, "mlx5_2")
+    found = adjusted(events, OURS, env={"NCCL_IB_HCA": "mlx5", "UCX_NET_DEVICES": ""})
+    assert found.env == {"NCCL_IB_GID_INDEX": "3"}
+
+
+def test_no_single_gid_index_is_claimed_for_nics_that_differ(events: RuntimeEvents, claims: Claims) -> None:
+    claims.known = {UID: attached(UID, "mlx5_2"), OTHER: attached(OTHER, "mlx5_9", hints=False, gid=5)}
+    found = adjusted(events, OURS, f"railmate.dev/claim={OTHER}-pair-0")
+    assert found.env == {"NCCL_IB_HCA": "=mlx5_2:1,mlx5_9:1", "UCX_NET_DEVICES": "mlx5_2:1,mlx5_9:1"}
+
+
+def test_what_an_earlier_sandbox_saw_is_no_hint(events: RuntimeEvents, claims: Claims) -> None:
+    entry = attached(UID, "mlx5_2")
+    claims.known[UID] = replace(entry, seen=Seen("s0", entry.seen.nics if entry.seen else ()))
+    assert adjusted(events, OURS).env == {}
+
+
+def test_limit_that_is_none_already_is_not_set_twice(events: RuntimeEvents, claims: Claims) -> None:
+    """The runtime refuses a container for which two plugins set one limit."""
+    claims.known[UID] = attached(UID, "mlx5_2")
+    assert adjusted(events, OURS, rlimits=(MEMLOCK,)).rlimits == ()

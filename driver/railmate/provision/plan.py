@@ -1,0 +1,118 @@
+"""What has to be done to the physical functions of a node. Pure: facts and rules in, changes and refusals out."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from railmate.inventory.model import Inventory, PciFunction
+from railmate.topology.model import Role
+from railmate_api.provisioning import PfRule, PfSelector, VfProvisioning
+
+
+@dataclass(frozen=True, slots=True)
+class PfChange:
+    """What one physical function gets. ``present``: how many VFs it has; ``resize``: whether they are made anew."""
+
+    address: str
+    present: int
+    rule: PfRule
+    resize: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A physical function that a rule selects and that stays as it is, and why: a sentence with the next step."""
+
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisioningPlan:
+    """In PCI order. A physical function that has what its rule says is in neither."""
+
+    changes: tuple[PfChange, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+
+def plan(
+    inventory: Inventory,
+    roles: Mapping[str, Role],
+    wanted: VfProvisioning,
+    uplinks: Set[str],
+    held: Set[str],
+) -> ProvisioningPlan:
+    """``uplinks``: addresses of the functions behind the node's own traffic; ``held``: of what claims hold."""
+    changes, refusals = [], []
+    for nic in inventory.nics:
+        function = nic.function
+        rule = None if nic.is_vf else _rule_for(function, roles.get(nic.address), wanted)
+        if rule is None:
+            continue
+        present = len(function.virtual_functions)
+        reason = _refused(inventory, function, rule, uplinks, held)
+        if reason is not None:
+            refusals.append(Refusal(nic.address, reason))
+        else:
+            changes.append(PfChange(nic.address, present, rule, present != rule.vfs))
+    return ProvisioningPlan(tuple(changes), tuple(refusals))
+
+
+def in_use(inventory: Inventory, function: PciFunction, held: Set[str]) -> str | None:
+    """Why a VF must not be taken away, in words; None when nobody has it."""
+    if function.address in held:
+        return "a claim holds it"
+    if any(netdev.master for netdev in function.netdevs):
+        return "its netdev is part of a bond, bridge or VRF"
+    if function.driver == "vfio-pci":
+        return "vfio-pci has it"
+    if function.driver is not None and not function.netdevs and function.address in inventory.functions:
+        return f"its netdev is in another network namespace, or {function.driver} makes none"
+    return None
+
+
+def _rule_for(function: PciFunction, role: Role | None, wanted: VfProvisioning) -> PfRule | None:
+    return next((rule for rule in wanted.rules if _fits(rule.select, function, role)), None)
+
+
+def _fits(select: PfSelector, function: PciFunction, role: Role | None) -> bool:
+    if select.address is not None and select.address.lower() != function.address:
+        return False
+    if select.vendor is not None and int(select.vendor, 16) != function.vendor:
+        return False
+    if select.model is not None and select.model.lower() != f"{function.vendor:04x}:{function.device:04x}":
+        return False
+    if select.role is not None and select.role != role:
+        return False
+    if role is Role.MANAGEMENT and select.address is None and select.role is None:
+        return False  # NVSwitch management functions look like NICs, and look after NVLink
+    names = [one.name for one in function.netdevs] + [one.name for one in function.rdma_devices]
+    return select.name is None or any(fnmatch.fnmatchcase(name, select.name) for name in names)
+
+
+def _refused(
+    inventory: Inventory, function: PciFunction, rule: PfRule, uplinks: Set[str], held: Set[str]
+) -> str | None:
+    if function.address in uplinks:
+        return "it carries the node's own traffic; provision its VFs before the node joins the cluster"
+    if rule.vfs > function.max_virtual_functions:
+        most = function.max_virtual_functions
+        return (
+            f"{rule.vfs} VFs are wanted and it can have {most} (sriov_totalvfs); ask for fewer, or raise the number "
+            "in the NIC's firmware (mlxconfig NUM_OF_VFS) and in the BIOS (SR-IOV)"
+        )
+    if function.driver is None:
+        return "it has no driver; bind one, then restart railmate's pod on this node"
+    if len(function.virtual_functions) == rule.vfs:
+        return None
+    for address in function.virtual_functions:
+        one = inventory.functions.get(address)
+        why = in_use(inventory, one, held) if one is not None else None
+        if why is not None:
+            return (
+                f"it has {len(function.virtual_functions)} VFs, {rule.vfs} are wanted, and {address} is in use: {why}. "
+                "Free it (drain the node), then restart railmate's pod there"
+            )
+    return None
