@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the answer is no (or it failed), 2 bad usage or input.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -16,14 +17,16 @@ from railmate.errors import RailmateError, UsageError
 
 #: Sub-commands, each a module of this package. Only the one that is called is run, all are imported
 #: lazily in themselves: ``--help`` stays quick.
-_COMMANDS = ("node", "topology", "slices")
+_COMMANDS = ("node", "topology", "slices", "claim", "explain")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the console scripts' entry point."""
     try:
         parsed = _parser().parse_args(arguments)
-        return int(parsed.run(parsed))
+        code = int(parsed.run(parsed))
+        sys.stdout.flush()  # here, where it may fail with a sentence
+        return code
     except UsageError as error:
         print(f"railmate: {error}", file=sys.stderr)
         return 2
@@ -33,9 +36,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # the reader (head, less) has seen enough; keep the interpreter from complaining at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader (head, less) has seen enough
         return 0
+    except UnicodeEncodeError as error:
+        odd = error.object[error.start]
+        print(
+            f"railmate: standard output cannot show {odd!a} in {error.encoding}. Set PYTHONIOENCODING=utf-8, or ask "
+            "for -o json.",
+            file=sys.stderr,
+        )
+        return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        print(f"railmate: output cannot be written ({error.strerror}). Send it elsewhere.", file=sys.stderr)
+        _drop_output()
+        return 1
+
+
+def _drop_output() -> None:
+    """Keeps the interpreter from complaining at its exit of what it could not write."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -160,3 +160,24 @@ def test_offline_commands_need_neither_grpc_nor_a_cluster(tmp_path: Path) -> Non
     done = run("slices", "--sysfs-root", tmp_path / "none", PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_output_that_cannot_be_written_is_one_line(machine_root: Callable[[str, int], Path]) -> None:
+    root = machine_root("aws-p4d", 0)
+    command = [sys.executable, "-m", "railmate.cli.main", "topology", "--sysfs-root", str(root / "sys")]
+    with Path("/dev/full").open("w") as full:
+        buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # else nothing is left to fail at the end
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=buffered
+        )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "No space left on device" in done.stderr
+
+
+def test_output_that_the_terminal_cannot_show_is_one_line(machine_root: Callable[[str, int], Path]) -> None:
+    root = machine_root("aws-p4d", 0)
+    done = run("topology", "-o", "tree", "--sysfs-root", root / "sys", PYTHONIOENCODING="ascii")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "PYTHONIOENCODING=utf-8" in done.stderr

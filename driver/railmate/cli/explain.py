@@ -1,0 +1,200 @@
+"""``railmate explain``: where a pod or claim would go, or what keeps it from everywhere."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from railmate.cli.objects import Object, read_objects, world_of
+from railmate.errors import UsageError
+
+if TYPE_CHECKING:  # the classes behind them are imported only when the command runs
+    from railmate.explain.verdict import Wish, World
+    from railmate.kube.client import KubeClient
+
+_RESOURCE = "/apis/resource.k8s.io/v1"
+_WORKLOADS = ("Pod", "ResourceClaim", "ResourceClaimTemplate")
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "explain",
+        help="tell why a pod or claim fits where it does, or nowhere",
+        description="Tell on which node the scheduler would place a pod's or a claim's devices; or for each node which "
+        "request fails, on what, who has the devices and what would have to change. CPU and memory are not looked at.",
+        epilog="Exit codes: 0 it fits (or --cluster), 1 it does not, or that is not certain, 2 bad input.",
+    )
+    add = parser.add_argument
+    add("object", nargs="?", help="pod/NAME, claim/NAME, or NAME of a pod or else a claim, in the cluster")
+    add("-n", "--namespace", default="default", help="of the object (default: default)")
+    add(
+        "-f",
+        "--file",
+        type=Path,
+        help="explain the pods, workloads and claims in FILE (YAML or JSON; -: standard input)",
+    )
+    add("--cluster", action="store_true", help="show what is free and what is stranded on every node instead")
+    add(
+        "--slices",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="saved ResourceSlices (and Nodes, DeviceClasses), no cluster then; repeatable",
+    )
+    add(
+        "--claims",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="saved ResourceClaims of all namespaces, with --slices; repeatable",
+    )
+    add("--kubeconfig", default=None, help="default: KUBECONFIG, ~/.kube/config, or the pod's ServiceAccount")
+    add("--timeout", type=float, default=2.0, metavar="SECONDS", help="for all nodes together (default: 2)")
+    add("-o", "--output", choices=["text", "json"], default="text", help="default: text")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from railmate.explain.cluster import cluster_state
+    from railmate.explain.render import cluster_json, cluster_text
+
+    _check(args)
+    client = None if args.slices else _connect(args.kubeconfig)
+    given = read_objects(args.file) if args.file else []
+    objects = list(_saved(args)) if client is None else list(_live(client))
+    world = world_of([*objects, *given])
+    if not world.nodes:
+        raise UsageError(
+            "no node has a ResourceSlice. See whether the driver runs: "
+            "kubectl get pods -A -l app.kubernetes.io/name=railmate"
+        )
+    if args.cluster:
+        states = cluster_state(world)
+        _write(args, cluster_json(states), lambda: cluster_text(states))
+        return 0
+    return _explain(args, world, list(_wishes(args, client, objects, given, world)))
+
+
+def _explain(args: argparse.Namespace, world: World, wishes: list[Wish]) -> int:
+    from railmate.explain.cel import Selectors
+    from railmate.explain.render import verdict_json, verdict_text
+    from railmate.explain.verdict import judge
+
+    selectors = Selectors()
+    verdicts = [judge(world, wish, args.timeout / len(wishes), selectors) for wish in wishes]
+    document = [verdict_json(one) for one in verdicts]
+    _write(
+        args, document[0] if len(document) == 1 else document, lambda: "\n".join(map(verdict_text, verdicts))
+    )
+    met = (one.fits or all(claim.allocation is not None for claim in one.wish.claims) for one in verdicts)
+    return 0 if all(met) else 1
+
+
+def _write(args: argparse.Namespace, document: Any, text: Any) -> None:
+    sys.stdout.write(json.dumps(document, indent=2) + "\n" if args.output == "json" else text())
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.cluster and (args.object or args.file):
+        raise UsageError("--cluster is about all nodes: give it without a pod or claim.")
+    if args.claims and not args.slices:
+        raise UsageError(
+            "--claims goes with --slices: without saved slices everything is read from the cluster."
+        )
+    if not args.cluster and bool(args.object) == bool(args.file):
+        raise UsageError("give either pod/NAME (or claim/NAME) or --file FILE, or --cluster.")
+    if args.timeout <= 0:
+        raise UsageError(f"--timeout {args.timeout}: must be above 0 seconds.")
+
+
+# --- reading
+def _saved(args: argparse.Namespace) -> Iterator[Object]:
+    for path in (*args.slices, *args.claims):
+        yield from read_objects(path)
+
+
+def _connect(kubeconfig: str | None) -> KubeClient:
+    from railmate.kube.client import KubeClient
+
+    usual = Path.home() / ".kube" / "config"
+    path = kubeconfig or os.environ.get("KUBECONFIG") or (str(usual) if usual.exists() else None)
+    return KubeClient.connect(path)
+
+
+def _live(client: KubeClient) -> Iterator[Object]:
+    for kind, path in (
+        ("ResourceSlice", f"{_RESOURCE}/resourceslices"),
+        ("DeviceClass", f"{_RESOURCE}/deviceclasses"),
+        ("ResourceClaim", f"{_RESOURCE}/resourceclaims"),
+        ("ResourceClaimTemplate", f"{_RESOURCE}/resourceclaimtemplates"),
+        ("Node", "/api/v1/nodes"),
+    ):
+        yield from ({"kind": kind, **item} for item in client.read(path)["items"])
+
+
+# --- what to explain
+def _wishes(
+    args: argparse.Namespace,
+    client: KubeClient | None,
+    objects: list[Object],
+    given: list[Object],
+    world: World,
+) -> Iterator[Wish]:
+    from railmate.explain.wish import pods_of, wish_of_claim, wish_of_pod
+
+    everything = [*objects, *given]
+    claims = {_key(one): one for one in everything if one["kind"] == "ResourceClaim"}
+    templates = {_key(one): one for one in everything if one["kind"] == "ResourceClaimTemplate"}
+    if args.object:
+        given = [_named(args, client, claims, everything)]
+    pods = [pod for one in given if one["kind"] not in _WORKLOADS[1:] for pod in pods_of(one)]
+    found = [wish_of_pod(title, pod, claims, templates, world.classes) for title, pod in pods]
+    if not found:
+        found = [wish_of_claim(one) for one in given if one["kind"] in _WORKLOADS[1:]]
+    if not found:
+        raise UsageError(f"{args.file}: holds no pod, no workload with a pod template and no claim.")
+    yield from found
+
+
+def _named(
+    args: argparse.Namespace,
+    client: KubeClient | None,
+    claims: dict[tuple[str, str], Object],
+    everything: list[Object],
+) -> Object:
+    from railmate.kube.errors import ApiError
+
+    kind, _, name = args.object.rpartition("/")
+    if kind not in ("", "pod", "pods", "po", "claim", "resourceclaim", "resourceclaims"):
+        raise UsageError(
+            f"{args.object}: only pod/NAME and claim/NAME can be explained; a workload with --file."
+        )
+    key = (args.namespace, name)
+    if kind in ("", "pod", "pods", "po"):
+        if client is None:
+            pod = next((one for one in everything if one["kind"] == "Pod" and _key(one) == key), None)
+        else:
+            try:
+                pod = {"kind": "Pod", **client.read(f"/api/v1/namespaces/{args.namespace}/pods/{name}")}
+            except ApiError as error:
+                if not error.not_found:
+                    raise
+                pod = None
+        if pod is not None:
+            return pod
+    if kind not in ("pod", "pods", "po") and key in claims:
+        return claims[key]
+    what = {"": "pod or claim"}.get(kind, kind)
+    raise UsageError(f"there is no {what} {name} in namespace {args.namespace}. Name another one with -n.")
+
+
+def _key(item: Object) -> tuple[str, str]:
+    metadata = item.get("metadata") or {}
+    return str(metadata.get("namespace") or "default"), str(metadata.get("name") or "?")

@@ -1,0 +1,228 @@
+"""What is wanted, checked, as requests and constraints in the form and order that cost the scheduler least.
+
+Why this form: the allocator tries every combination, so a constraint for each GPU with its NIC takes it past its 10 s
+where the answer is no, and then the pod is given up on all nodes; one request for n pair devices is answered at once.
+It fills the requests in their order, so the scarcest comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from railmate.errors import UsageError
+from railmate_api import attributes as names
+
+#: Devices in one claim (k8s.io/api resource/v1, AllocationResultsMaxSize), and alternatives of one request.
+MAX_DEVICES: Final = 32
+#: Pairs whatever lies between GPU and NIC: the one class that a claim may bring itself.
+CLASS_PAIR_ANY: Final = f"gpu-rdma-pair-any.{names.DOMAIN}"
+#: Where a pair may come from when there is none on a switch: word of --fallback to class.
+FALLBACKS: Final = {"numa": names.CLASS_PAIR_NUMA, "any": CLASS_PAIR_ANY}
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The words of ``railmate claim``. ``classes``: further classes and how many of each. ``rails``: of the pairs."""
+
+    pairs: int | None = None
+    gpus: int | None = None
+    vfs: int | None = None
+    groups: int | None = None
+    group_gpus: int | None = None
+    classes: tuple[tuple[str, int], ...] = ()
+    same_switch: bool = False
+    rail_aligned: bool = False
+    rails: tuple[int, ...] = ()
+    fallback: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """``devices``: spec.devices of a claim. ``why``: sentences for whoever reads the YAML. ``own_classes``: what the
+    claim needs of DeviceClasses that the driver's chart does not install. ``gpus``: the most that it may bring."""
+
+    devices: dict[str, Any]
+    why: tuple[str, ...]
+    own_classes: tuple[dict[str, Any], ...] = ()
+    gpus: int = 0
+
+
+def compose(ask: Ask) -> Spec:
+    """Raises UsageError for what no scheduler could do, or what contradicts itself."""
+    _check(ask)
+    requests: list[dict[str, Any]] = []
+    why: list[str] = []
+    pairs, gpus, vfs = ask.pairs or 0, ask.gpus or 0, ask.vfs or 0
+    if ask.same_switch and not ask.pairs:
+        pairs, gpus, vfs = _paired(gpus, vfs)
+        if pairs:
+            why.append(
+                "GPU and VF are asked for as pair devices: they share a switch by themselves, and a matchAttribute for "
+                "each GPU with its NIC takes the scheduler past its time-out where the answer is no."
+            )
+    if ask.groups:
+        requests.append(_request("groups", names.CLASS_GROUP, ask.groups, _group_selectors(ask)))
+        why.append("A group is some GPUs with the NICs that are theirs together: one device, no constraint.")
+    if pairs:
+        requests.append(_pairs(ask, pairs))
+        why += _about_pairs(ask, pairs)
+    requests += [_request(_label(name), name, count) for name, count in ask.classes]
+    if gpus:
+        requests.append(_request("gpus", names.CLASS_GPU, gpus))
+    if vfs:
+        requests.append(_request("vfs", names.CLASS_RDMA_VF, vfs))
+    if len(requests) > 1:
+        why.append(
+            "The scarcest request comes first: the scheduler fills them in this order, and fails early."
+        )
+    if gpus and vfs and not ask.same_switch:
+        why.append(
+            "Nothing ties these GPUs to these VFs: which of them are close is luck. --same-switch or --pairs tie them."
+        )
+    devices: dict[str, Any] = {"requests": requests}
+    if ask.same_switch:
+        devices["constraints"] = [
+            {"requests": [one["name"] for one in requests], "matchAttribute": names.PCIE_SWITCH}
+        ]
+        why.append(
+            "One constraint holds all of it under one switch; it is cheap, as the pairs are whole devices."
+        )
+    own = (_any_class(),) if "any" in ask.fallback else ()
+    if own:
+        why.append(
+            f"Class {CLASS_PAIR_ANY} is not installed with the driver: an administrator applies the DeviceClass below, "
+            "once."
+        )
+    return Spec(devices, tuple(why), own, pairs + gpus + (ask.groups or 0) * (ask.group_gpus or 1))
+
+
+def class_names(spec: Spec) -> list[str]:
+    """All classes that the claim names, each once."""
+    found = [body["deviceClassName"] for one in spec.devices["requests"] for body in _bodies(one)]
+    return list(dict.fromkeys(found))
+
+
+def _bodies(request: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    return request["firstAvailable"] if "firstAvailable" in request else (request["exactly"],)
+
+
+# --- what cannot be
+def _check(ask: Ask) -> None:
+    for error in _contradictions(ask):
+        raise UsageError(error)
+
+
+def _contradictions(ask: Ask) -> Iterator[str]:
+    counts = {"--pairs": ask.pairs, "--gpus": ask.gpus, "--vfs": ask.vfs, "--groups": ask.groups}
+    counts |= {f"--class {name}": count for name, count in ask.classes}
+    counts["--gpus-per-group"] = ask.group_gpus
+    for flag, count in counts.items():
+        if count is not None and count < 1:
+            yield f"{flag} {count}: must be 1 or more. Leave the flag out for none."
+    total = sum(count or 0 for flag, count in counts.items() if flag != "--gpus-per-group")
+    if total == 0:
+        yield "nothing is asked for. Give --pairs N, or --gpus N and --vfs M, --groups N or --class CLASS=N."
+    if total > MAX_DEVICES:
+        yield (
+            f"{total} devices: a claim holds {MAX_DEVICES} at most, and all of them come from one node. Ask for what "
+            "one node has, and run as many pods as it takes (--for job makes them)."
+        )
+    if ask.fallback and not ask.pairs:
+        yield "--fallback is about pairs: give --pairs N with it."
+    for word in ask.fallback:
+        if word not in FALLBACKS:
+            yield f"--fallback {word}: only {' and '.join(FALLBACKS)} are known, in the order in which they are tried."
+    if len(set(ask.fallback)) < len(ask.fallback):
+        yield "--fallback names an alternative twice: the second would never be tried."
+    if ask.fallback and ask.same_switch:
+        yield "--fallback and --same-switch contradict each other: what is not on a switch is not on the same one."
+    if (ask.rail_aligned or ask.rails) and not ask.pairs:
+        yield "--rail-aligned is about pairs: give --pairs N with it."
+    if ask.rails and len(ask.rails) != ask.pairs:
+        yield f"--rails names {len(ask.rails)} rails for {ask.pairs} pairs: give one for each."
+    if ask.same_switch and ask.groups:
+        yield "--same-switch and --groups: a group is already what shares NICs. Leave --same-switch out."
+    if ask.same_switch and total < 2:
+        yield "--same-switch needs two devices or more; a pair alone is on one switch anyway."
+    if ask.group_gpus and not ask.groups:
+        yield "--gpus-per-group is about groups: give --groups N with it."
+    own = {names.CLASS_PAIR: "--pairs", names.CLASS_GPU: "--gpus", names.CLASS_RDMA_VF: "--vfs"}
+    own[names.CLASS_GROUP] = "--groups"
+    for name, _ in ask.classes:
+        if name in own:
+            yield f"--class {name}: use {own[name]} for it."
+    if len({name for name, _ in ask.classes}) < len(ask.classes):
+        yield "--class names a class twice: give it once, with the sum."
+
+
+# --- requests
+def _paired(gpus: int, vfs: int) -> tuple[int, int, int]:
+    """As many pairs as can be, and what is over of either."""
+    pairs = min(gpus, vfs)
+    return pairs, gpus - pairs, vfs - pairs
+
+
+def _request(name: str, device_class: str, count: int, selectors: Sequence[str] = ()) -> dict[str, Any]:
+    return {"name": name, "exactly": _exactly(device_class, count, selectors)}
+
+
+def _exactly(device_class: str, count: int, selectors: Sequence[str] = ()) -> dict[str, Any]:
+    body: dict[str, Any] = {"deviceClassName": device_class, "count": count}
+    if selectors:
+        body["selectors"] = [{"cel": {"expression": expression}} for expression in selectors]
+    return body
+
+
+def _pairs(ask: Ask, count: int) -> dict[str, Any]:
+    selectors = [_on_rails(ask.rails or range(count))] if ask.rail_aligned or ask.rails else []
+    if not ask.fallback:
+        return _request("pairs", names.CLASS_PAIR, count, selectors)
+    alternatives = [("switch", names.CLASS_PAIR), *((word, FALLBACKS[word]) for word in ask.fallback)]
+    return {
+        "name": "pairs",
+        "firstAvailable": [{"name": word, **_exactly(name, count, selectors)} for word, name in alternatives],
+    }
+
+
+def _about_pairs(ask: Ask, count: int) -> Iterator[str]:
+    if ask.fallback:
+        yield "The alternatives are tried in this order; the pod sees in its device metadata which it got."
+    elif ask.pairs:
+        yield "A pair device is a GPU and its NIC under one PCIe switch: one request with a count, no constraint."
+    if ask.rail_aligned or ask.rails:
+        yield (
+            "All pods made from this get the same rails, so that the n-th NIC of each is on one rail; two of them fit "
+            "on a node only with other --rails."
+        )
+
+
+def _on_rails(rails: Sequence[int]) -> str:
+    own = f'device.attributes["{names.DOMAIN}"].?{names.RAIL.partition("/")[2]}.orValue(-1)'
+    return f"{own} in [{', '.join(map(str, rails))}]"
+
+
+def _group_selectors(ask: Ask) -> list[str]:
+    if not ask.group_gpus:
+        return []
+    bare = names.GPU_COUNT.partition("/")[2]
+    return [f'device.attributes["{names.DOMAIN}"].?{bare}.orValue(0) == {ask.group_gpus}']
+
+
+def _label(device_class: str) -> str:
+    """A request's name, which is a DNS label, from a class's."""
+    return device_class.partition(".")[0][:63].strip("-") or "devices"
+
+
+def _any_class() -> dict[str, Any]:
+    expression = (
+        f'device.driver == "{names.DRIVER_NAME}" && '
+        f'device.attributes["{names.DOMAIN}"].?kind.orValue("") == "{names.KIND_PAIR}"'
+    )
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": CLASS_PAIR_ANY},
+        "spec": {"selectors": [{"cel": {"expression": expression}}]},
+    }

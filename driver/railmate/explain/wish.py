@@ -1,0 +1,177 @@
+"""From a pod, a workload or a claim to what is asked of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from railmate.errors import UsageError
+from railmate.explain.model import (
+    BLOCKING_EFFECTS,
+    Claim,
+    DeviceClass,
+    Node,
+    Request,
+    RequestSlot,
+    Taint,
+    Toleration,
+)
+from railmate.explain.parse import guarded, parse_claim
+from railmate.explain.places import selector_matches
+from railmate.explain.quantity import parse_quantity
+from railmate.explain.verdict import Wish
+
+Object = Mapping[str, Any]
+#: Every class can be named in a pod's resources by this prefix (k8s.io/api resource/v1, ResourceDeviceClassPrefix).
+_IMPLICIT = "deviceclass.resource.kubernetes.io/"
+
+
+def pods_of(item: Object) -> Iterator[tuple[str, Object]]:
+    """A title and a pod for every pod template of an object: itself if it is a pod; several of a JobSet."""
+    metadata = item.get("metadata") or {}
+    kind, name = str(item.get("kind") or "object"), str(metadata.get("name") or "?")
+    namespace = str(metadata.get("namespace") or "default")
+    if kind == "Pod":
+        yield f"pod {namespace}/{name}", item
+        return
+    templates = list(_templates(item.get("spec") or {}, ""))
+    for where, template in templates:
+        title = f"{kind} {namespace}/{name}" + (f", {where}" if where and len(templates) > 1 else "")
+        yield title, {"metadata": {"name": name, "namespace": namespace}, "spec": template["spec"]}
+
+
+def _templates(body: Any, where: str) -> Iterator[tuple[str, Object]]:
+    """Whatever looks like a PodTemplateSpec, however deep: JobSet, LeaderWorkerSet and MPIJob differ in that."""
+    if isinstance(body, list):
+        for number, one in enumerate(body):
+            name = one.get("name", number) if isinstance(one, dict) else number
+            yield from _templates(one, f"{where}/{name}".strip("/"))
+    elif isinstance(body, dict):
+        spec = body.get("spec")
+        if isinstance(spec, dict) and isinstance(spec.get("containers"), list):
+            yield where, body
+            return
+        for key, one in body.items():
+            inner = (
+                where if key in ("spec", "template", "replicatedJobs", "jobTemplate") else f"{where}/{key}"
+            )
+            yield from _templates(one, inner.strip("/"))
+
+
+def wish_of_pod(
+    title: str,
+    pod: Object,
+    claims: Mapping[tuple[str, str], Object],
+    templates: Mapping[tuple[str, str], Object],
+    classes: Mapping[str, DeviceClass],
+) -> Wish:
+    """``claims`` and ``templates`` by namespace and name. Raises UsageError for one that is missing, or a bad pod."""
+    return guarded("Pod", pod, lambda item: _wish_of_pod(title, item, claims, templates, classes))
+
+
+def _wish_of_pod(
+    title: str,
+    pod: Object,
+    claims: Mapping[tuple[str, str], Object],
+    templates: Mapping[tuple[str, str], Object],
+    classes: Mapping[str, DeviceClass],
+) -> Wish:
+    spec, metadata = pod.get("spec") or {}, pod.get("metadata") or {}
+    namespace = str(metadata.get("namespace") or "default")
+    statuses = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
+    generated = {one["name"]: one.get("resourceClaimName") for one in statuses}
+    found = []
+    for entry in spec.get("resourceClaims") or ():
+        name = entry.get("resourceClaimName") or generated.get(entry["name"])
+        template = entry.get("resourceClaimTemplateName")
+        if name and (namespace, name) in claims:
+            found.append(parse_claim(claims[namespace, name]))
+        elif template and (namespace, template) in templates:
+            made = parse_claim(templates[namespace, template])
+            found.append(replace(made, name=f"{metadata.get('name', 'pod')}-{entry['name']}"))
+        else:
+            what = f"ResourceClaim {name}" if name else f"ResourceClaimTemplate {template}"
+            raise UsageError(
+                f"{title}: its {what} in namespace {namespace} is not there. Give it with --file, or create it first."
+            )
+    extended, names = _extended_claim(namespace, pod, classes)
+    if extended is not None:
+        found.append(extended)
+    return Wish(title, tuple(found), _Place(spec, names).obstacle)
+
+
+def wish_of_claim(item: Object) -> Wish:
+    claim = parse_claim(item)
+    kind = str(item.get("kind") or "ResourceClaim")
+    return Wish(f"{kind} {claim.title}", (claim,))
+
+
+# --- nvidia.com/gpu: 8
+def _extended_claim(
+    namespace: str, pod: Object, classes: Mapping[str, DeviceClass]
+) -> tuple[Claim | None, list[str]]:
+    """The claim that the scheduler makes for extended resources that a DeviceClass stands for, and their names.
+
+    Rule: createRequestsAndMappings of the scheduler's dynamicresources plugin: one request a container and resource.
+    Init containers, which share what the others have, are left out.
+    """
+    by_resource: dict[str, DeviceClass] = {}
+    for one in sorted(classes.values(), key=lambda c: (c.created, [-ord(x) for x in c.name])):
+        if one.extended_resource:
+            by_resource[one.extended_resource] = one  # the newest class wins, then the lower name
+    slots, names = [], set()
+    for number, container in enumerate((pod.get("spec") or {}).get("containers") or ()):
+        resources = container.get("resources") or {}
+        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        for position, resource in enumerate(sorted(asked)):
+            device_class = by_resource.get(resource)
+            if device_class is None and resource.startswith(_IMPLICIT):
+                device_class = classes.get(resource.removeprefix(_IMPLICIT))
+            count = parse_quantity(asked[resource])
+            if device_class is None or count <= 0:
+                continue
+            name = f"container-{number}-request-{position}"
+            slots.append(RequestSlot(name, (Request(name, device_class.name, count=int(count)),)))
+            names.add(resource)
+    if not slots:
+        return None, []
+    pod_name = str((pod.get("metadata") or {}).get("name") or "pod")
+    return Claim(namespace, f"{pod_name}-extended-resources", tuple(slots)), sorted(names)
+
+
+# --- why a node is out for the pod itself
+class _Place:
+    """What a pod's spec says of its node, and extended resources that a device plugin may serve."""
+
+    def __init__(self, spec: Object, extended: Sequence[str]) -> None:
+        self._node = str(spec.get("nodeName") or "")
+        self._labels = dict(spec.get("nodeSelector") or {})
+        affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+        self._required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+        if self._required:
+            selector_matches(self._required, Node(""))  # a malformed one fails here, where it is told
+        self._tolerations = [
+            Toleration(*(str(one.get(key) or "") for key in ("key", "operator", "value", "effect")))
+            for one in spec.get("tolerations") or ()
+        ]
+        self._extended = extended
+
+    def obstacle(self, node: Node) -> str:
+        if self._node and self._node != node.name:
+            return f"the pod is bound to node {self._node}"
+        for key, value in self._labels.items():
+            if node.labels.get(key) != value:
+                return f"the pod's nodeSelector asks for {key}={value}"
+        if self._required and not selector_matches(self._required, node):
+            return "the pod's required node affinity does not match"
+        taints = [taint for taint in node.taints if taint.effect in BLOCKING_EFFECTS]
+        if node.unschedulable:
+            taints.append(Taint("node.kubernetes.io/unschedulable", "", "NoSchedule"))
+        for taint in taints:
+            if not any(one.tolerates(taint) for one in self._tolerations):
+                return f"the pod does not tolerate the node's taint {taint}"
+        for resource in self._extended:
+            if node.plugin_resources.get(resource):
+                return f"a device plugin offers {resource} there, and the scheduler takes it instead of DRA"
+        return ""

@@ -1,0 +1,221 @@
+"""railmate claim: what is written for each form, by meaning, and what is refused with which way out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from railmate.cli.main import main
+from railmate.inventory.model import Inventory
+from railmate.publish.devices import build_offer
+from railmate.publish.slices import resource_slices
+from railmate.topology.analyze import analyze
+
+Run = Callable[..., list[dict[str, Any]]]
+PAIR, GPU, VF = "gpu-rdma-pair.railmate.dev", "gpu.railmate.dev", "rdma-vf.railmate.dev"
+NUMA, ANY, GROUP = (
+    "gpu-rdma-pair-numa.railmate.dev",
+    "gpu-rdma-pair-any.railmate.dev",
+    "gpu-rdma-group.railmate.dev",
+)
+SWITCH = "railmate.dev/pcieSwitch"
+
+
+@pytest.fixture
+def written(capsys: pytest.CaptureFixture[str]) -> Run:
+    """The objects that the command writes."""
+
+    def run(*flags: str | Path) -> list[dict[str, Any]]:
+        assert main(["claim", *map(str, flags)]) == 0
+        return list(yaml.safe_load_all(capsys.readouterr().out))
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    def run(*flags: str | Path) -> tuple[int, str]:
+        code = main(["claim", *map(str, flags)])
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1
+        return code, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def dgx(scanned: Callable[[str, int], Inventory], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saved slices of a DGX A100."""
+    inventory = scanned("dgx-a100", 4)
+    path = tmp_path_factory.mktemp("slices") / "slices.yaml"
+    slices = resource_slices(build_offer(inventory, analyze(inventory)), "railmate.dev", "dgx")
+    path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": slices}))
+    return path
+
+
+def devices(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (template,) = [one for one in objects if one["kind"] == "ResourceClaimTemplate"]
+    assert template["apiVersion"] == "resource.k8s.io/v1"
+    found: dict[str, Any] = template["spec"]["spec"]["devices"]
+    return found
+
+
+def asked(objects: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
+    return [
+        (one["name"], one["exactly"]["deviceClassName"], one["exactly"]["count"])
+        for one in devices(objects)["requests"]
+    ]
+
+
+def test_pairs_are_one_request_with_a_count_and_no_constraint(written: Run) -> None:
+    objects = written("--pairs", "8")
+    assert asked(objects) == [("pairs", PAIR, 8)]
+    assert "constraints" not in devices(objects)
+
+
+def test_gpus_and_vfs_of_one_switch_become_pairs_and_one_constraint(written: Run) -> None:
+    objects = written("--gpus", "2", "--vfs", "2", "--same-switch")
+    assert asked(objects) == [("pairs", PAIR, 2)]
+    assert devices(objects)["constraints"] == [{"requests": ["pairs"], "matchAttribute": SWITCH}]
+
+
+@pytest.mark.parametrize(("gpus", "vfs", "rest"), [("3", "2", ("gpus", GPU, 1)), ("1", "3", ("vfs", VF, 2))])
+def test_what_has_no_other_half_is_asked_for_alone_on_the_same_switch(
+    written: Run, gpus: str, vfs: str, rest: tuple[str, str, int]
+) -> None:
+    objects = written("--gpus", gpus, "--vfs", vfs, "--same-switch")
+    assert asked(objects) == [("pairs", PAIR, min(int(gpus), int(vfs))), rest]
+    (constraint,) = devices(objects)["constraints"]
+    assert constraint == {"requests": ["pairs", rest[0]], "matchAttribute": SWITCH}
+
+
+def test_fallbacks_are_alternatives_in_the_order_given(written: Run) -> None:
+    device_class, template = written("--pairs", "4", "--fallback", "numa,any")
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    assert request["firstAvailable"] == [
+        {"name": "switch", "deviceClassName": PAIR, "count": 4},
+        {"name": "numa", "deviceClassName": NUMA, "count": 4},
+        {"name": "any", "deviceClassName": ANY, "count": 4},
+    ]
+    assert (device_class["kind"], device_class["metadata"]["name"]) == ("DeviceClass", ANY)
+
+
+def test_rail_aligned_pairs_are_of_the_first_rails_or_of_those_named(written: Run) -> None:
+    for flags, rails in ((["--rail-aligned"], "[0, 1]"), (["--rails", "4,5"], "[4, 5]")):
+        (request,) = devices(written("--pairs", "2", *flags))["requests"]
+        (selector,) = request["exactly"]["selectors"]
+        assert selector["cel"]["expression"].endswith(f".?rail.orValue(-1) in {rails}")
+
+
+def test_scarcest_request_comes_first(written: Run) -> None:
+    objects = written(
+        "--vfs", "1", "--gpus", "2", "--pairs", "3", "--groups", "1", "--class", "nic.example.com=2"
+    )
+    assert [name for name, _, _ in asked(objects)] == ["groups", "pairs", "nic", "gpus", "vfs"]
+
+
+def test_groups_may_be_of_a_size(written: Run) -> None:
+    (request,) = devices(written("--groups", "4", "--gpus-per-group", "2"))["requests"]
+    assert (request["exactly"]["deviceClassName"], request["exactly"]["count"]) == (GROUP, 4)
+    assert "gpuCount.orValue(0) == 2" in request["exactly"]["selectors"][0]["cel"]["expression"]
+
+
+def test_yaml_says_why_it_is_as_it_is_and_json_is_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claim", "--gpus", "2", "--vfs", "2", "--same-switch"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("# GPU and VF are asked for as pair devices")
+    assert all(len(line) <= 112 for line in out.splitlines())
+    assert main(["claim", "--gpus", "2", "--vfs", "2", "-o", "json"]) == 0
+    assert [one["kind"] for one in json.loads(capsys.readouterr().out)["items"]] == ["ResourceClaimTemplate"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "kinds"),
+    [("pod", ["Pod"]), ("job", ["Service", "Job"]), ("jobset", ["JobSet"]), ("kueue", ["Service", "Job"])],
+)
+def test_workload_uses_the_template_of_the_same_name(written: Run, kind: str, kinds: list[str]) -> None:
+    template, *objects = written(
+        "--pairs", "2", "--for", kind, "--name", "train", "-n", "team", "--nodes", "3", "--queue", "gpus"
+    )
+    assert [one["kind"] for one in objects] == kinds
+    assert {one["metadata"]["namespace"] for one in (template, *objects)} == {"team"}
+    workload = objects[-1]
+    if kind == "jobset":
+        (replicated,) = workload["spec"]["replicatedJobs"]
+        job = replicated["template"]["spec"]
+    else:
+        job = workload["spec"]
+    pod = job if kind == "pod" else job["template"]["spec"]
+    assert pod["resourceClaims"] == [{"name": "devices", "resourceClaimTemplateName": "train"}]
+    assert pod["containers"][0]["resources"]["claims"] == [{"name": "devices"}]
+    if kind != "pod":
+        assert (job["completions"], job["parallelism"], job["completionMode"]) == (3, 3, "Indexed")
+    if kind == "kueue":
+        assert workload["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "gpus"}
+        assert workload["spec"]["suspend"] is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "nothing is asked for"),
+        (["--pairs", "0"], "--pairs 0: must be 1 or more"),
+        (["--gpus", "-1"], "--gpus -1: must be 1 or more"),
+        (["--pairs", "33"], "a claim holds 32 at most"),
+        (["--gpus", "16", "--vfs", "17"], "a claim holds 32 at most"),
+        (["--gpus", "2", "--fallback", "numa"], "--fallback is about pairs"),
+        (["--pairs", "2", "--fallback", "numa,far"], "--fallback far: only numa and any"),
+        (["--pairs", "2", "--fallback", "numa,numa"], "twice"),
+        (["--pairs", "2", "--fallback", "numa", "--same-switch"], "contradict each other"),
+        (["--gpus", "2", "--rail-aligned"], "--rail-aligned is about pairs"),
+        (["--pairs", "2", "--rails", "1"], "1 rails for 2 pairs"),
+        (["--pairs", "2", "--rails", "1,x"], "must be different numbers"),
+        (["--pairs", "1", "--same-switch"], "needs two devices"),
+        (["--groups", "1", "--same-switch"], "a group is already"),
+        (["--pairs", "1", "--gpus-per-group", "2"], "give --groups N"),
+        (["--class", f"{PAIR}=2"], "use --pairs for it"),
+        (["--class", "nic.example.com=x"], "CLASS=N"),
+        (["--class", "a.b", "--class", "a.b"], "a class twice"),
+        (["--pairs", "1", "--name", "Not_A_Name"], "--name"),
+        (["--pairs", "1", "--for", "job", "--nodes", "0"], "--nodes 0"),
+        (["--pairs", "1", "--slices", "/no/such/file"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_bad_usage_with_the_way_out(
+    refused: Callable[..., tuple[int, str]], flags: list[str], words: str
+) -> None:
+    code, err = refused(*flags)
+    assert code == 2
+    assert words in err
+
+
+def test_claim_that_suits_the_slices_is_written(written: Run, dgx: Path) -> None:
+    assert asked(written("--pairs", "8", "--slices", dgx)) == [("pairs", PAIR, 8)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--pairs", "9"], "8 instead of 9"),
+        (["--gpus", "3", "--vfs", "3", "--same-switch"], "any pcieSwitch"),
+        (["--groups", "1"], f"no device is of class {GROUP}. Classes with devices: {PAIR}, {GPU}, {VF}"),
+        (["--class", "nic.example.com"], "no device is of class nic.example.com"),
+        (["--pairs", "1", "--rails", "9"], "without the selector"),
+    ],
+)
+def test_claim_that_no_node_of_the_slices_could_take_is_refused_with_the_nearest(
+    refused: Callable[..., tuple[int, str]], dgx: Path, flags: list[str], words: str
+) -> None:
+    code, err = refused(*flags, "--slices", dgx)
+    assert code == 1
+    assert words in err
+
+
+def test_alternatives_need_only_one_class_that_the_slices_have(written: Run, dgx: Path) -> None:
+    assert len(written("--pairs", "4", "--fallback", "numa", "--slices", dgx)) == 1
