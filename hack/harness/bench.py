@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-_BENCHES = ("bench_topology",)
+_BENCHES = ("bench_attach", "bench_scheduler", "bench_slices", "bench_topology")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

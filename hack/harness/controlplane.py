@@ -51,7 +51,7 @@ class ControlPlane:
         self, directory: Path, feature_gates: Mapping[str, bool] | None = None, *,
         nodes: Sequence[str] = ("node-a", "node-b", "node-c"), emulated_version: str | None = None,
         apiserver_args: Sequence[str] = (), scheduler_args: Sequence[str] = (),
-        controllers: str = "*,-node-lifecycle-controller",
+        controller_args: Sequence[str] = (), controllers: str = "*,-node-lifecycle-controller",
     ) -> None:  # fmt: skip
         self.directory = directory.absolute()
         self.nodes = tuple(nodes)
@@ -61,7 +61,7 @@ class ControlPlane:
             "kube-apiserver": list(apiserver_args),
             "kube-scheduler": list(scheduler_args),
             # Without kubelets every node would be declared dead after 40 s.
-            "kube-controller-manager": [f"--controllers={controllers}"],
+            "kube-controller-manager": [f"--controllers={controllers}", *controller_args],
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 

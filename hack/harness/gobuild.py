@@ -68,6 +68,7 @@ def _programs() -> Iterable[Program]:
     ):
         package = f"k8s.io/kubernetes/cmd/{name}"
         yield Program(name, "kubernetes", package, cost, stamp=_KUBERNETES_STAMP)
+    yield Program("allocate", "kubernetes", "./allocate", 40)
     yield Program("etcd", "runtime", "go.etcd.io/etcd/server/v3", 70)
     for name, cost in (("containerd", 120), ("containerd-shim-runc-v2", 20), ("ctr", 30)):
         package = f"github.com/containerd/containerd/v2/cmd/{name}"
@@ -79,6 +80,12 @@ def _programs() -> Iterable[Program]:
         yield Program(name, "runtime", f"github.com/containernetworking/plugins/plugins/{kind}/{name}", 5)
     yield Program("kind", "kind", "sigs.k8s.io/kind", 20)
     yield Program("helm", "helm", "helm.sh/helm/v4/cmd/helm", 60)
+    yield Program("coredns", "coredns", "./coredns", 90)
+    # Two families: Kueue needs a newer controller-runtime than the other two can be built with.
+    yield Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue", 180)
+    yield Program("mpi-operator", "kueue", "github.com/kubeflow/mpi-operator/cmd/mpi-operator", 30)
+    yield Program("jobset", "jobset", "sigs.k8s.io/jobset", 90)
+    yield Program("lws", "jobset", "sigs.k8s.io/lws/cmd", 30)
     yield Program("pause", "bench", "./pause", 2)
     yield Program("runc-within-bounds", "bench", "./runc-within-bounds", 2)
 

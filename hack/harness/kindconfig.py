@@ -19,18 +19,12 @@ _KUBELET_PATCH = {
     "kind": "KubeletConfiguration",
     "failCgroupV1": False,  # since 1.35 the kubelet refuses cgroup v1 hosts unless told otherwise
 }
-# CoreDNS is not in our image. A patch replaces the list, so kind's own "preflight" is repeated. Without apiVersion it
-# fits whichever version of the kubeadm API kind writes.
-_WITHOUT_DNS_PATCH = {
-    "kind": "InitConfiguration",
-    "skipPhases": ["preflight", "addon/coredns"],
-}
 
 
 def cluster_config(own_image: bool, api_port: int | None, bounding: int) -> str:
     """kind's configuration file: one control plane, two workers, CDI and NRI on.
 
-    `own_image`: the node image of nodeimage.py, which has no CNI daemon and no CoreDNS, instead of kind's.
+    `own_image`: the node image of nodeimage.py, which has no CNI daemon, instead of kind's.
     `api_port`: fixed port of the API server on 127.0.0.1; kind picks one without it.
     `bounding`: capability bounding set of this machine, one bit a capability.
     """
@@ -43,7 +37,6 @@ def cluster_config(own_image: bool, api_port: int | None, bounding: int) -> str:
         networking |= {"apiServerAddress": "127.0.0.1", "apiServerPort": api_port}
     if own_image:
         networking["disableDefaultCNI"] = True
-    patches = [_KUBELET_PATCH, *([_WITHOUT_DNS_PATCH] if own_image else [])]
     return yaml.safe_dump(
         {
             "kind": "Cluster",
@@ -51,7 +44,7 @@ def cluster_config(own_image: bool, api_port: int | None, bounding: int) -> str:
             "name": NAME,
             "networking": networking,
             "nodes": [{"role": role} for role in ("control-plane", "worker", "worker")],
-            "kubeadmConfigPatches": [yaml.safe_dump(patch, sort_keys=False) for patch in patches],
+            "kubeadmConfigPatches": [yaml.safe_dump(_KUBELET_PATCH, sort_keys=False)],
             "containerdConfigPatches": [
                 _toml_table('plugins."io.containerd.grpc.v1.cri"', cri),
                 _toml_table('plugins."io.containerd.nri.v1.nri"', {"disable": False}),

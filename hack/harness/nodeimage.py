@@ -22,7 +22,7 @@ REPOSITORY = "railmate.local/node"
 # What the manifests of examples and tests run. containerd completes the name when the archive is imported, as
 # the kubelet does for a pod's image, so a plain `image: busybox:stable` finds it.
 TEST_IMAGE = "busybox:stable"
-_IMAGE_BINARIES = (*CONTROL_PLANE, "kube-proxy", "pause")
+_IMAGE_BINARIES = (*CONTROL_PLANE, "kube-proxy", "coredns", "pause")
 _BINARIES = (*rootfs.BINARIES, *_IMAGE_BINARIES)
 _START_SECONDS = 20
 

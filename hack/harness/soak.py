@@ -25,68 +25,13 @@ from e2e.lab import PLUGIN_DIR, Lab, Workspace, eventually, template
 from harness.cluster import Cluster
 from harness.deploy import NAMESPACE, RELEASE, install_driver, simulated_node, wait_ready
 from harness.shell import HarnessError, UsageError, main_guard, progress
+from harness.soakpods import KINDS, MISSING, Kind, pod_of
 
 #: Seconds that a pod may take to run: a kubelet that finds no driver asks again after 60 to 90, and kills may follow.
 _PATIENCE = 240.0
 _GPUS = 8  # of the node; a pod is made only when enough of them are free
 _KILL_EVERY = 12  # pods, about
 _FORCE_EVERY = 6  # deletions; this one does not wait, so devices are given out while their pod still runs
-_MISSING = 77  # exit code by which a container says that its devices are not there
-_PAIR, _GPU, _VF = (f"{kind}.railmate.dev" for kind in ("gpu-rdma-pair", "gpu", "rdma-vf"))
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What a pod asks for, how many GPUs that takes and how many netdevs it finds inside."""
-
-    name: str
-    spec: dict[str, Any]
-    gpus: int
-    netdevs: int
-    weight: int
-
-
-def _requests(**classes: tuple[str, int]) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "exactly": {"deviceClassName": device_class, "count": count}}
-        for name, (device_class, count) in classes.items()
-    ]
-
-
-_MATCHED = {"requests": ["gpu", "vf"], "matchAttribute": "railmate.dev/pcieSwitch"}
-KINDS = (
-    Kind("one-pair", {"devices": {"requests": _requests(pair=(_PAIR, 1))}}, 1, 1, 8),
-    Kind("two-pairs", {"devices": {"requests": _requests(pairs=(_PAIR, 2))}}, 2, 2, 4),
-    Kind(
-        "matched",
-        {"devices": {"requests": _requests(gpu=(_GPU, 1), vf=(_VF, 1)), "constraints": [_MATCHED]}},
-        1, 1, 4,
-    ),
-    Kind("gpu", {"devices": {"requests": _requests(gpu=(_GPU, 1))}}, 1, 0, 3),
-    Kind("vf", {"devices": {"requests": _requests(vf=(_VF, 1))}}, 0, 1, 2),
-    Kind("eight-pairs", {"devices": {"requests": _requests(pairs=(_PAIR, 8))}}, 8, 8, 1),
-)  # fmt: skip
-
-
-def pod_of(kind: Kind, name: str) -> dict[str, Any]:
-    """A pod that ends with _MISSING when it has not got exactly what it asked for."""
-    look = (
-        f'[ "$(ls -d /sys/class/net/net* 2>/dev/null | wc -l)" = {kind.netdevs} ] && '
-        f'[ "$(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)" = {kind.gpus} ] || exit {_MISSING}'
-    )
-    container = {
-        "name": "main",
-        "image": "busybox:stable",
-        "imagePullPolicy": "IfNotPresent",
-        "command": ["sh", "-c", f"{look}; trap 'exit 0' TERM; sleep 2147483647 & wait"],
-        "resources": {"claims": [{"name": "devices"}]},
-    }
-    spec = {
-        "terminationGracePeriodSeconds": 2,
-        "containers": [container],
-        "resourceClaims": [{"name": "devices", "resourceClaimTemplateName": kind.name}],
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
 class Watched:
@@ -151,13 +96,23 @@ class Watched:
                     for key in ("state", "lastState")
                     if "terminated" in one.get(key, {})
                 ]
-                if any(state["exitCode"] == _MISSING for state in ended):
+                if any(state["exitCode"] == MISSING for state in ended):
                     self.wrong[name] = "ran without its devices"
                 if "running" in one.get("state", {}):
                     self.running.setdefault(name, time.monotonic())
             if status.get("phase") == "Failed" and "deletionTimestamp" not in pod["metadata"]:
                 self.wrong.setdefault(name, f"failed: {status.get('reason')} {status.get('message')}")
             self._news.notify_all()
+
+
+#: A runc that was killed while it changed a container's devices leaves it frozen (cgroup v1), and what is frozen cannot
+#: be killed: without this the kubelet would wait for it for ever.
+_THAW = """\
+for state in $(find /sys/fs/cgroup/freezer -path '*kubepods*' -name freezer.state 2> /dev/null); do
+  grep -qs FROZEN "$state" && echo THAWED > "$state" && echo "$state"
+done
+true
+"""
 
 
 @dataclass
@@ -168,6 +123,7 @@ class Figures:
     starts: list[float] = field(default_factory=list)  # seconds from create to Running
     forced: int = 0
     kills: Counter[str] = field(default_factory=Counter)
+    thawed: int = 0  # containers that a killed runc had left frozen
     repairs: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
@@ -177,7 +133,8 @@ class Figures:
             f"soak with seed {self.seed}: {self.pods} pods in {self.seconds:.0f} s "
             f"({self.pods / self.seconds * 60:.0f} pods/min), {self.forced} deleted by force\n"
             f"  create to Running: p50 {deciles[4]:.2f} s, p90 {deciles[8]:.2f} s, max {longest:.2f} s\n"
-            f"  kills: {_counts(self.kills)}\n  repairs: {_counts(self.repairs)}"
+            f"  kills: {_counts(self.kills)}; {self.thawed} containers of a killed runc thawed\n"
+            f"  repairs: {_counts(self.repairs)}"
         )
 
 
@@ -189,13 +146,18 @@ def _counts(counter: Counter[str]) -> str:
 class Made:
     kind: Kind
     at: float
-    deleted: bool = False
+    deleted: float | None = None
     counted: bool = False
 
 
 class Soak:
-    def __init__(self, lab: Lab, pods: int, seed: int, kills: bool = True) -> None:
+    def __init__(
+        self, lab: Lab, pods: int, seed: int, kills: bool = True, minutes: float | None = None
+    ) -> None:
+        """``minutes``: after so many no further pod is made; those there are end as usual."""
         self.lab, self._wanted, self._kills = lab, pods, kills
+        self._seconds = float("inf") if minutes is None else minutes * 60
+        self._latest = float("inf")
         self._random = random.Random(seed)
         self.figures = Figures(seed)
         self._made: dict[str, Made] = {}
@@ -210,6 +172,7 @@ class Soak:
             with self.lab.workspace() as workspace:
                 workspace.apply(*(template(kind.name, kind.spec) for kind in KINDS))
                 began = time.monotonic()
+                self._latest = began + self._seconds
                 with self._watched(workspace) as pods:
                     self._churn(workspace, pods)
                 self.figures.seconds = time.monotonic() - began
@@ -230,7 +193,7 @@ class Soak:
     # --- coming and going
     def _churn(self, workspace: Workspace, pods: Watched) -> None:
         until_kill = self._random.randint(4, _KILL_EVERY)
-        while len(self._made) < self._wanted or any(name not in pods.gone for name in self._made):
+        while self._more() or any(name not in pods.gone for name in self._made):
             self._look(workspace, pods)
             if self._make(workspace, pods):
                 until_kill -= 1
@@ -238,12 +201,15 @@ class Soak:
                     progress("soak", f"{len(self._made)} pods made, {len(pods.gone)} gone")
             elif not self._delete(workspace, pods):
                 pods.wait(1.0)
-            if self._kills and until_kill <= 0 and len(self._made) < self._wanted:
+            if self._kills and until_kill <= 0 and self._more():
                 self._kill()
                 until_kill = self._random.randint(_KILL_EVERY // 2, _KILL_EVERY + _KILL_EVERY // 2)
 
+    def _more(self) -> bool:
+        return len(self._made) < self._wanted and time.monotonic() < self._latest
+
     def _make(self, workspace: Workspace, pods: Watched) -> bool:
-        if len(self._made) >= self._wanted:
+        if not self._more():
             return False
         taken = sum(made.kind.gpus for name, made in self._made.items() if name not in pods.gone)
         possible = [kind for kind in KINDS if kind.gpus <= _GPUS - taken and (kind.gpus or taken < _GPUS)]
@@ -258,14 +224,14 @@ class Soak:
 
     def _delete(self, workspace: Workspace, pods: Watched) -> bool:
         """One of those that run, now and then one that does not yet."""
-        there = [name for name, made in self._made.items() if not made.deleted and name not in pods.gone]
+        there = [name for name, made in self._made.items() if made.deleted is None and name not in pods.gone]
         ready = [name for name in there if name in pods.running]
         choice = there if there and self._random.random() < 0.1 else ready
         if not choice:
             return False
         name = self._random.choice(choice)
         force = self._random.randrange(_FORCE_EVERY) == 0
-        self._made[name].deleted = True
+        self._made[name].deleted = time.monotonic()
         self.figures.forced += force
         options = client.V1DeleteOptions(grace_period_seconds=0 if force else None)
         self._api.delete_namespaced_pod(name, workspace.namespace, body=options, _preload_content=False)
@@ -281,10 +247,14 @@ class Soak:
                 continue
             if name in pods.wrong:
                 raise AssertionError(f"pod {name} {pods.wrong[name]}\n{workspace.describe(name)}")
-            if now - made.at > _PATIENCE and (made.deleted or name not in pods.running):
-                what = "did not end" if name in pods.running else "does not run"
+            waits, what = made.at, "does not run"
+            if made.deleted is not None:
+                waits, what = made.deleted, "does not end"
+            elif name in pods.running:
+                continue
+            if now - waits > _PATIENCE:
                 raise AssertionError(
-                    f"pod {name} {what} after {now - made.at:.0f} s\n{workspace.describe(name)}"
+                    f"pod {name} {what} after {now - waits:.0f} s\n{workspace.describe(name)}"
                 )
 
     @contextmanager
@@ -304,6 +274,7 @@ class Soak:
                 self._kill_driver()
             else:
                 self.lab.on_node("systemctl", "restart", what)
+                self.figures.thawed += len(self.lab.on_node("sh", "-c", _THAW).split())
         except HarnessError as error:  # a driver that is only being made cannot be killed
             progress("soak", f"{what} was not there: {error}")
             return
@@ -381,6 +352,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="hack/soak", description=__doc__)
     parser.add_argument("pods", type=int, metavar="N", help="pods to make and delete")
     parser.add_argument("--seed", type=int, default=None, help="repeats the choices of an earlier run")
+    parser.add_argument(
+        "--minutes", type=float, default=None, metavar="M", help="make no pod after M minutes"
+    )
     parser.add_argument("--no-kills", action="store_true", help="nothing dies in between")
     options = parser.parse_args(argv)
     if options.pods < 1:
@@ -389,7 +363,8 @@ def main(argv: Sequence[str]) -> int:
     cluster = Cluster()
     cluster.up()
     try:
-        print(Soak(lab_of(cluster), options.pods, seed, kills=not options.no_kills).run())
+        lab = lab_of(cluster)
+        print(Soak(lab, options.pods, seed, not options.no_kills, options.minutes).run())
     except AssertionError as error:
         raise HarnessError(str(error)) from error
     return 0

@@ -1,0 +1,164 @@
+"""Results of the scheduler bench as tables with their spread, and the limits that they must keep."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+#: Eight pairs of 1 000 nodes: pods a second as pair devices, over those as constraints in the same round.
+LEAST_RATIO, RATIO_NODES = 4.0, 1000
+#: Seconds that infeasible pods may delay others at the 99th percentile, where pods ask for CPU in proportion to GPUs.
+MOST_DELAY = 0.5
+
+Results = Mapping[str, Any]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that ``share`` of the values do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else math.nan
+
+
+def ratios(results: Results, pairs: int) -> list[float]:
+    """Rates of the form with pair devices over those with constraints, round by round."""
+    rates = {
+        name: [one["podsPerSecond"] for one in results["churn"].get(name, {}).get(str(pairs), ())]
+        for name in ("pairs", "constraint")
+    }
+    return [ours / theirs for ours, theirs in zip(rates["pairs"], rates["constraint"], strict=False)]
+
+
+def delay(one: Mapping[str, Any]) -> float:
+    """Seconds by which the 99th percentile grew."""
+    return (percentile(one["duringMs"], 0.99) - percentile(one["beforeMs"], 0.99)) / 1000
+
+
+def failures(results: Results) -> list[str]:
+    """Sentences on limits that were not kept."""
+    found = []
+    for name, sizes in results["churn"].items():
+        for pairs, rounds in sizes.items():
+            for what in ("alignedShare", "strandedShare"):
+                wanted = 1.0 if what == "alignedShare" else 0.0
+                if any(one[what] != wanted for one in rounds):
+                    found.append(f"{name}, {pairs} pairs: {what} is not {wanted}")
+    both = ratios(results, 8)
+    if both and results["nodes"] >= RATIO_NODES and statistics.median(both) < LEAST_RATIO:
+        found.append(
+            f"pods of 8 pairs: {statistics.median(both):.1f} times the rate of constraints, not {LEAST_RATIO}"
+        )
+    for name, kinds in results["waiting"].items():
+        for kind, one in kinds.items():
+            if one["infeasiblePlaced"]:
+                found.append(f"{name}, {kind}: {one['infeasiblePlaced']} infeasible pods got a node")
+            if "proportional" in name and not delay(one) <= MOST_DELAY:
+                found.append(
+                    f"{name}, {kind}: infeasible pods delay others by {delay(one):.2f} s, not {MOST_DELAY} at most"
+                )
+    return found
+
+
+def report(results: Results) -> Iterator[str]:
+    """Lines of text."""
+    yield f"{results['nodes']} nodes, {results['fill']:.0%} of them taken as a whole; {results['rounds']} rounds"
+    yield ""
+    yield from _table(
+        ("variant", "slices/node", "kB JSON", "kB stored", "scheduler MB"),
+        [
+            (name, f"{s['slices']}", *(f"{s[k] / 1000:.1f}" for k in ("jsonBytes", "storedBytes")), f"{s['rss']:.0f}")
+            for name, s in results["sites"].items()
+        ],
+    )  # fmt: skip
+    rows = [
+        _churn_row(name, pairs, rounds)
+        for pairs in results["sizes"]
+        for name, sizes in results["churn"].items()
+        if (rounds := sizes.get(str(pairs)))
+    ]
+    if rows:
+        yield ""
+        yield from _table(
+            ("variant", "pairs", "pods/s (range)", "alone ms p50/p99", "busy ms p50/p99", "CPU ms/pod", "writes/pod",
+             "aligned", "stranded", "nodes part taken"), rows,
+        )  # fmt: skip
+        yield "ms: creation to node, allocation included; alone: one pod at a time; busy: many. CPU: the scheduler's."
+    yield from _ratio_lines(results)
+    rows = [
+        (name, kind, *_waiting_cells(one))
+        for name, kinds in results["waiting"].items()
+        for kind, one in kinds.items()
+    ]
+    if rows:
+        yield ""
+        yield from _table(
+            ("variant", "cluster", "others before, ms p50/p99", "beside infeasible, ms p50/p99", "not placed",
+             "delay p99 s", "attempt ms", "CPU s/s"), rows,
+        )  # fmt: skip
+        yield f"others: creation to node, while {results['infeasible']} pods for 8 pairs fit nowhere."
+
+
+def _churn_row(name: str, pairs: int, rounds: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    alone = [ms for one in rounds for ms in one["aloneMs"]]
+    busy = [ms for one in rounds for ms in one["busyMs"]]
+    return (
+        name,
+        str(pairs),
+        _spread([one["podsPerSecond"] for one in rounds]),
+        f"{percentile(alone, 0.5):.0f} / {percentile(alone, 0.99):.0f}",
+        f"{percentile(busy, 0.5):.0f} / {percentile(busy, 0.99):.0f}",
+        _spread([one["schedulerCpuMsPerPod"] for one in rounds]),
+        f"{statistics.median(one['writesPerPod'] for one in rounds):.1f}",
+        f"{min(one['alignedShare'] for one in rounds):.3f}",
+        f"{max(one['strandedShare'] for one in rounds):.3f}",
+        _spread([one["nodesPartlyTaken"] for one in rounds]),
+    )
+
+
+def _ratio_lines(results: Results) -> Iterator[str]:
+    """Each variant against the first, in the same round."""
+    first, *others = results["churn"] or [""]
+    for pairs in results["sizes"]:
+        for other in others:
+            ours, theirs = (
+                [one["podsPerSecond"] for one in results["churn"][name].get(str(pairs), ())]
+                for name in (first, other)
+            )
+            quotients = [a / b for a, b in zip(ours, theirs, strict=False)]
+            if quotients:
+                yield f"{pairs} pairs: {first} places {_spread(quotients)} times as many pods a second as {other}"
+
+
+def _waiting_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
+    tried = [one["attempts"].get(result) for result in ("unschedulable", "error")]
+    spent = [found for found in tried if found and found["count"]]
+    number = sum(found["count"] for found in spent)
+    mean = 1000 * sum(found["seconds"] for found in spent) / number if number else math.nan
+    before, during = one["beforeMs"], one["duringMs"]
+    return (
+        f"{percentile(before, 0.5):.0f} / {percentile(before, 0.99):.0f}",
+        f"{percentile(during, 0.5):.0f} / {percentile(during, 0.99):.0f}",
+        f"{one['notPlaced']} of {len(during)}",
+        f"{delay(one):.2f}",
+        f"{mean:.0f} x {number}",
+        f"{one['schedulerCpuSeconds'] / one['seconds']:.2f}",
+    )
+
+
+def _spread(values: Sequence[float]) -> str:
+    middle = statistics.median(values)
+    digits = 0 if middle >= 100 else 1
+    if len(values) == 1:
+        return f"{middle:.{digits}f}"
+    return f"{middle:.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    for row in (head, *rows):
+        cells = [
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
