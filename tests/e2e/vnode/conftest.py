@@ -1,0 +1,37 @@
+"""One virtual node, joined to a control plane, with the driver on it, for all tests here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.vnode.lab import VnodeLab
+from harness.vnode import VirtualNode, lasting_directory
+from harness.vnode_join import join, leave
+from harness.vnode_packages import UnavailableError
+
+
+@pytest.fixture(scope="session")
+def virtual_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualNode]:
+    """The node; one that was up before (hack/vnode up, hack/vnode join) is used and stays up."""
+    lasting = VirtualNode(lasting_directory())
+    if lasting.up:
+        lasting.sync()
+        yield lasting
+        return
+    node = VirtualNode(tmp_path_factory.mktemp("vnode") / "node")
+    try:
+        node.start()
+    except UnavailableError as error:
+        pytest.skip(f"no virtual node on this machine: {error}")
+    try:
+        yield node
+    finally:
+        leave(node)
+        node.stop()
+
+
+@pytest.fixture(scope="session")
+def vlab(virtual_node: VirtualNode) -> VnodeLab:
+    return VnodeLab(join(virtual_node, tied=virtual_node.directory != lasting_directory()))
