@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from harness.machines import MACHINES, load_machine
 from harness.sysfs import write_tree
@@ -15,15 +16,26 @@ from railmate.inventory.scan import scan
 
 ROOT = Path(__file__).parent
 
+# How long an example takes says more of the machine's load than of the code.
+settings.register_profile("railmate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("railmate")
+
+
+#: What is one of a kind: all its tests are one worker's, and begin at once, because most of their time is waiting.
+ALONE = ("e2e/vnode", "e2e")
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For ``--dist loadgroup``: one worker has the cluster, and takes it first; a file's tests stay together."""
+    """For ``--dist loadgroup``: the cluster and the virtual node have a worker each; a file's tests stay together."""
     if config.getoption("numprocesses", None) is None:
         return
+    groups: dict[str, list[pytest.Item]] = {name: [] for name in ALONE}
     for item in items:
-        place = item.path.relative_to(ROOT)
-        item.add_marker(pytest.mark.xdist_group("e2e" if place.parts[0] == "e2e" else str(place)))
-    items.sort(key=lambda item: item.path.relative_to(ROOT).parts[0] != "e2e")
+        place = item.path.relative_to(ROOT).as_posix()
+        name = next((one for one in ALONE if place.startswith(f"{one}/")), place)
+        item.add_marker(pytest.mark.xdist_group(name))
+        groups.setdefault(name, []).append(item)
+    items[:] = [item for group in groups.values() for item in group]
 
 
 @pytest.fixture

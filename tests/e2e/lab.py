@@ -88,8 +88,10 @@ class Lab:
         for item in self.cluster.kubectl_json("get", "resourceslices")["items"]:
             if item["spec"].get("nodeName") == self.node:
                 for device in item["spec"].get("devices") or []:
+                    # a name without domain is in the driver's
                     found[device["name"]] = {
-                        name: next(iter(value.values())) for name, value in device["attributes"].items()
+                        name if "/" in name else f"railmate.dev/{name}": next(iter(value.values()))
+                        for name, value in device["attributes"].items()
                     }
         return found
 

@@ -88,6 +88,19 @@ def test_eight_pairs_give_a_pod_the_whole_node(lab: Lab, workspace: Workspace) -
     assert_holds_exactly(lab, workspace, "eight-pairs", [gpu for gpu, _ in pairs], [vf for _, vf in pairs])
 
 
+def test_a_pod_on_the_host_network_gets_its_device_nodes_and_the_netdev_stays(
+    lab: Lab, workspace: Workspace
+) -> None:
+    workspace.apply_example("host-network")
+    workspace.wait_ready("host-network")
+    (device,) = workspace.allocated("host-network")
+    vf = lab.machine.functions[lab.devices[device]["railmate.dev/nicPciBusID"]]
+    own = {node for rdma in vf.rdma_devices for node in rdma.char_devices}
+    _, rdma_nodes = workspace.device_nodes("host-network")
+    assert rdma_nodes == own | {"rdma_cm"}
+    assert workspace.links("host-network")[vf.netdevs[0].name]["mac"] == vf.netdevs[0].mac
+
+
 def test_a_container_that_does_not_reference_the_claim_gets_no_device_node(
     lab: Lab, workspace: Workspace
 ) -> None:
@@ -119,7 +132,9 @@ def test_a_container_that_does_not_reference_the_claim_gets_no_device_node(
     assert workspace.kubectl("exec", "two", "-c", "without", "--", "sh", "-c", listing).strip() == ""
 
 
-@pytest.mark.parametrize("example", ["one-pair", "matched-gpu-and-vf", "eight-pairs"])
+@pytest.mark.parametrize(
+    "example", ["one-pair", "matched-gpu-and-vf", "eight-pairs", "host-network", "old-pod"]
+)
 def test_an_example_is_described_where_it_is(example: str) -> None:
     from harness.deploy import EXAMPLES
 

@@ -146,11 +146,10 @@ def shown(workspace: Workspace, name: str, state: str, seconds: float = SOON) ->
 def halves(lab: Lab, device: str) -> tuple[str, str, str]:
     """Addresses of a pair's GPU, its VF and the VF's physical function."""
     facts = lab.devices[device]
-    return (
-        facts["railmate.dev/gpuPciBusID"],
-        facts["railmate.dev/nicPciBusID"],
-        facts["railmate.dev/pfPciBusID"],
-    )
+    vf = facts["railmate.dev/nicPciBusID"]
+    parent = lab.machine.functions[vf].physical_function
+    assert parent is not None
+    return facts["railmate.dev/gpuPciBusID"], vf, parent
 
 
 def test_pod_sees_its_cable_pulled_and_plugged(lab: Lab, workspace: Workspace, silicon: Silicon) -> None:
