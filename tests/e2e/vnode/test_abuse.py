@@ -1,4 +1,9 @@
-"""Pods that end badly or treat their VFs badly, all at once on four switches: afterwards the node is as it was."""
+"""Pods that end badly or treat their VFs badly, all at once on four switches: afterwards the node is as it was.
+
+Long: it has not passed yet. Its pods start and end cleanly, in half a minute each on a quiet machine, and on a busy one
+in more than six; its first test failed because the physical function refuses a new MAC to a VF that is not trusted, and
+what follows it has not run since.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,8 @@ import pytest
 
 from e2e.lab import eventually
 from e2e.vnode.lab import PATIENCE, VnodeLab, VnodeWorkspace, group_template, pod, vf_template
+
+pytestmark = pytest.mark.long
 
 _CRICTL = "crictl -r unix:///run/containerd/containerd.sock"
 
@@ -30,7 +37,7 @@ def pods(vlab: VnodeLab) -> Iterator[Pods]:
     first, second, third, fourth = vlab.switches
     with vlab.workspace() as workspace:
         workspace.apply(
-            group_template("changed", first, interfaceName="rail"),
+            group_template("changed", first, interfaceName="rail", trust=True),
             pod("changed", "changed", root=True),
             group_template("killed", second, interfaceName="rail"),
             pod("killed", "killed"),
