@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,12 +23,14 @@ settings.load_profile("railmate")
 
 
 #: What is one of a kind: all its tests are one worker's, and begin at once, because most of their time is waiting.
-ALONE = ("e2e/vnode", "e2e")
+ALONE = ("e2e/vnode", "e2e", "component")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For ``--dist loadgroup``: the cluster and the virtual node have a worker each; a file's tests stay together."""
-    if config.getoption("numprocesses", None) is None:
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For ``--dist loadgroup``: cluster, virtual node and the host's interfaces have a worker each; of the rest, the
+    tests of a file stay together."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     groups: dict[str, list[pytest.Item]] = {name: [] for name in ALONE}
     for item in items:

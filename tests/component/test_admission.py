@@ -232,7 +232,12 @@ def test_the_largest_config_that_is_allowed_passes_in_every_place_of_a_claim(pro
 
 def test_the_largest_config_there_is_passes_in_every_place_of_a_claim(ready: Cluster) -> None:
     routes = [
-        {"destination": f"2001:db8::{n:x}:0/112", "gateway": f"fe80::{n:x}", "source": "10.0.0.2", "metric": n}
+        {
+            "destination": f"2001:db8::{n:x}:0/112",
+            "gateway": f"fe80::{n:x}",
+            "source": "10.0.0.2",
+            "metric": n,
+        }
         for n in range(64)
     ]
     rules = [{"table": n + 1, "source": f"2001:db8::{n:x}/128"} for n in range(20)]
