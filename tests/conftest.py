@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,22 +24,31 @@ settings.load_profile("railmate")
 
 
 #: What is one of a kind: all its tests are one worker's, and begin at once, because most of their time is waiting.
-ALONE = ("e2e/vnode", "e2e", "component")
+ALONE = ("tests/e2e/vnode", "tests/e2e", "tests/component")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def lane(nodeid: str) -> str:
+    """Tests of one lane run in one process, in order: those of the cluster, of the virtual node, of the host's
+    interfaces; of the rest, those of a file."""
+    file = nodeid.partition("::")[0]
+    return next((one for one in ALONE if file.startswith(f"{one}/")), file)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For ``--dist loadgroup``: cluster, virtual node and the host's interfaces have a worker each; of the rest, the
-    tests of a file stay together."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return
-    groups: dict[str, list[pytest.Item]] = {name: [] for name in ALONE}
-    for item in items:
-        place = item.path.relative_to(ROOT).as_posix()
-        name = next((one for one in ALONE if place.startswith(f"{one}/")), place)
-        item.add_marker(pytest.mark.xdist_group(name))
-        groups.setdefault(name, []).append(item)
-    items[:] = [item for group in groups.values() for item in group]
+    """Workers of ``-n`` take lanes in the order of the tests."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        places = {name: place for place, name in enumerate(ALONE)}
+        items.sort(key=lambda item: places.get(lane(item.nodeid), len(places)))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Lanes(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return lane(nodeid)
+
+    return Lanes(config, log)
 
 
 @pytest.fixture
