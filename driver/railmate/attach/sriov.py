@@ -93,5 +93,5 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         hint = ""
         if isinstance(error, PermissionError) or "Read-only" in (error.strerror or ""):
-            hint = "; the driver's container needs a writable sysfs (chart value provisioning) "
+            hint = "; the driver's container needs a writable sysfs (chart value provisioning)"
         raise AttachError(f"{path} does not take {text!r}: {error.strerror}{hint}") from None
