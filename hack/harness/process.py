@@ -87,7 +87,9 @@ def start(
     """
     words = [str(word) for word in argv]
     if tied:
-        words = [need("setpriv", "util-linux"), "--pdeathsig", "KILL", "--", *words]
+        # The kernel sends the signal for a parent that ends from now on; one that ended before shows as another parent.
+        unless_orphan = ["sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
+        words = [need("setpriv", "util-linux"), "--pdeathsig", "KILL", "--", *unless_orphan, *words]
     log.parent.mkdir(parents=True, exist_ok=True)
 
     def spawn() -> subprocess.Popen[bytes]:
