@@ -11,7 +11,7 @@ from harness.cluster import Cluster
 from harness.deploy import EXAMPLES, install_driver, simulated_node
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # it ends with the last test here, not with the run
 def cluster() -> Iterator[Cluster]:
     """The cluster; one that was up before (hack/demo, hack/cluster up) stays up afterwards."""
     found = Cluster()
@@ -24,7 +24,7 @@ def cluster() -> Iterator[Cluster]:
             found.down()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # it ends with the last test here, not with the run
 def lab(cluster: Cluster) -> Lab:
     # the demo's pod would hold a pair that a test counts on
     cluster.kubectl("delete", "--ignore-not-found", "-f", str(EXAMPLES / "one-pair" / "manifest.yaml"))

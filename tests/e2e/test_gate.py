@@ -35,7 +35,11 @@ def refused(workspace: Workspace, name: str, sentence: str, before: Set[str] = f
         told = workspace.describe(name)
         return told if sentence in told else ""
 
-    return eventually(look, f"{sentence!r} in kubectl describe pod {name}")
+    try:
+        # after a prepare that fails the kubelet takes 60 to 90 s to its next one
+        return eventually(look, f"{sentence!r} in kubectl describe pod {name}", seconds=120)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; told was:\n{workspace.describe(name)}") from None
 
 
 def pause_process(lab: Lab, workspace: Workspace, name: str) -> str:

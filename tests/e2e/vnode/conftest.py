@@ -12,7 +12,7 @@ from harness.vnode_join import join, leave
 from harness.vnode_packages import UnavailableError
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # it ends with the last test here, not with the run
 def virtual_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualNode]:
     """The node; one that was up before (hack/vnode up, hack/vnode join) is used and stays up."""
     lasting = VirtualNode(lasting_directory())
@@ -32,6 +32,6 @@ def virtual_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualNo
         node.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # it ends with the last test here, not with the run
 def vlab(virtual_node: VirtualNode) -> VnodeLab:
     return VnodeLab(join(virtual_node, tied=virtual_node.directory != lasting_directory()))
