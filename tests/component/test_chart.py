@@ -16,6 +16,7 @@ import railmate
 from harness.gobuild import program
 from harness.simnode import LABEL, STATE
 from railmate.cli.node import add_parser
+from railmate.inventory import nvml
 from railmate.provision.file import load_provisioning
 from railmate_api.admission import policy_spec
 from railmate_api.provisioning import json_schema
@@ -102,6 +103,19 @@ def test_the_driver_has_two_capabilities_and_a_read_only_root(render: Render) ->
     assert context["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_ADMIN"]}
     assert context["readOnlyRootFilesystem"] is True
     assert "privileged" not in context
+
+
+def test_nvidias_library_is_mounted_for_a_container_that_may_open_the_gpus(render: Render) -> None:
+    """At the place where the driver looks for it (railmate.inventory.nvml)."""
+    assert "nvidia-driver" not in str(driver_pod(render()))
+    pod = driver_pod(render("--set", "nvidiaDriverRoot=/"))
+    (container,) = pod["containers"]
+    assert container["securityContext"]["privileged"] is True
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "nvidia-driver"]
+    assert mount["mountPath"] == nvml.DRIVER_ROOT
+    assert mount["readOnly"] is True
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "nvidia-driver"]
+    assert volume["hostPath"]["path"] == "/"
 
 
 RULES = 'provisioning.rules=[{"select": {"role": "rail", "vendor": "8086"}, "vfs": 4, "mtu": 9000}]'

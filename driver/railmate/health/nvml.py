@@ -1,8 +1,8 @@
 """What NVIDIA's library says of GPUs while they run: which of them are lost, and which errors (Xid) they had.
 
 The library runs in a helper process (nvmlevents.py): it may hang in the driver of a dying GPU, or crash. As long as it
-runs the GPUs' driver is in use and cannot be unloaded; where the driver's container may not open the GPUs (the chart's
-default) or has no library, it ends at once and is tried again later.
+runs the GPUs' driver is in use and cannot be unloaded; where the driver's container may not open the GPUs or has no
+library (the chart's default), it ends at once and is tried again later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PERIOD = 5.0
 #: Seconds without a word after which the helper is taken for stuck; it says one with each look.
 _SILENCE = 60.0
 #: Seconds until it is started again after it ended by itself; it was too early, or there is no library.
-_AGAIN = 60.0
+_AGAIN = 300.0
 _TURN = 1.0
 
 

@@ -22,8 +22,8 @@ from railmate.inventory.model import Gpu, GpuVendor, Partition
 from railmate.inventory.reader import Reader
 
 LIBRARY = "libnvidia-ml.so.1"
-# Where NVIDIA's GPU Operator puts the driver of its container, seen from the node.
-_DRIVER_CONTAINER = "/run/nvidia/driver"
+#: Where NVIDIA's GPU Operator puts its driver on the node, and where our container has the node's (chart).
+DRIVER_ROOT = "/run/nvidia/driver"
 _DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64")
 # Drivers without persistence mode wake each GPU for the first call, which takes a second or two a GPU.
 DEADLINE_S = 30
@@ -42,7 +42,7 @@ class Nvml:
 def find_library() -> str:
     """The driver container's library where there is one, else the loader's."""
     for directory in _DIRECTORIES:
-        path = f"{_DRIVER_CONTAINER}/{directory}/{LIBRARY}"
+        path = f"{DRIVER_ROOT}/{directory}/{LIBRARY}"
         if os.path.exists(path):
             return path
     return LIBRARY
