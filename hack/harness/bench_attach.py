@@ -1,23 +1,27 @@
 """``hack/bench attach``: what a pod's start waits for when its NICs move into its network namespace.
 
-Real namespaces, real netlink, real ledger; VFs are played by veth ends. The kernel's own share is told apart: each move
-waits for an RCU grace period (rcu_barrier in __dev_change_net_namespace, net/core/dev.c), one device after the other
-and whoever asks for it; how long that takes is a matter of the kernel's tick and of what else the machine does.
+Real namespaces, real netlink, real ledger, and the runtime's calls over a real socket; VFs are played by veth ends. The
+kernel's own share is told apart: each move waits for RCU callbacks (rcu_barrier in __dev_change_net_namespace,
+net/core/dev.c), one device after the other and whoever asks for it; how long that takes is a matter of the kernel's
+tick and of what else the machine does. The hook is not kept for it: the pod's first container waits.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.bench_runtime import runtime_of
 from railmate.attach import links
 from railmate.attach.netdev import snapshot
 from railmate.attach.settings import NetdevSettings, Route
@@ -28,58 +32,82 @@ from railmate.claims.records import ClaimRef, Entry, PreparedDevice, PreparedNic
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.state import ClaimState
 from railmate.inventory.model import Inventory
+from railmate.nri.events import ContainerAdjustment, ContainerInfo, PodSandbox
 from railmate.publish.model import Offer
+from railmate_api.proto import nri_pb2
 
-#: Milliseconds of the driver's own, without the kernel's moves, by number of VFs.
-LIMITS_MS = {1: 5.0, 8: 25.0}
+#: Milliseconds in the RunPodSandbox hook, where all pods of a node queue, by number of VFs.
+HOOK_LIMITS_MS = {1: 10.0, 8: 40.0}
+#: Milliseconds of the driver's own share of an attach, without the kernel's moves.
+OWN_LIMITS_MS = {1: 5.0, 8: 25.0}
 _NAMESPACE = f"rmbench{os.getpid()}"
+_UID = "00000000-0000-4000-8000-000000000001"
 
 
 def add_parser(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = benches.add_parser(
         "attach",
-        help="the runtime's hook for pods with 1 and 8 VFs, and the way back",
-        description="Elapsed time of attach and detach in real namespaces; needs root. Fails when the driver's own "
-        f"share of an attach is above {' or '.join(f'{ms:.0f} ms ({n} VF)' for n, ms in LIMITS_MS.items())} "
-        "in the best of all runs.",
+        help="the runtime's hook for pods with 1 and 8 VFs, until the pod's container may start, and the way back",
+        description="Elapsed time in real namespaces; needs root. Fails when half of the hooks take longer than "
+        f"{_words(HOOK_LIMITS_MS)}, or the driver's own share of an attach is above {_words(OWN_LIMITS_MS)} in the "
+        "best of all runs.",
     )
     parser.add_argument("--runs", type=int, default=30, help="pods of each kind (default: 30)")
     parser.set_defaults(run=run)
 
 
+def _words(limits: Mapping[int, float]) -> str:
+    return " or ".join(f"{ms:.0f} ms ({count} VF)" for count, ms in limits.items())
+
+
+@dataclass
+class Times:
+    """Milliseconds, one value a pod."""
+
+    hook: list[float] = field(default_factory=list)  # until RunPodSandbox is answered
+    ready: list[float] = field(default_factory=list)  # until a container asked for at once is let go
+    attach: list[float] = field(default_factory=list)
+    moves: list[float] = field(default_factory=list)  # the kernel's part of it
+    detach: list[float] = field(default_factory=list)  # until StopPodSandbox is answered
+
+    @property
+    def own(self) -> list[float]:
+        return [whole - kernel for whole, kernel in zip(self.attach, self.moves, strict=True)]
+
+
 def run(args: argparse.Namespace) -> int:
     if os.geteuid() != 0:
         raise SystemExit("hack/bench attach: makes network namespaces; run it as root")
-    code = 0
-    print(f"{'ms':26}{'least':>8}{'p50':>8}{'p90':>8}{'p99':>8}")
-    for count, limit in LIMITS_MS.items():
+    failures = []
+    print(f"{'ms':30}{'least':>8}{'p50':>8}{'p90':>8}{'p99':>8}")
+    for count, limit in HOOK_LIMITS_MS.items():
         with (
             _namespace(),
             tempfile.TemporaryDirectory(prefix="railmate-bench-") as directory,
             _vfs(count) as vfs,
         ):
-            attach, moves, detach = _measure(Path(directory), vfs, max(args.runs, 2))
-        own = [whole - kernel for whole, kernel in zip(attach, moves, strict=True)]
-        _print(f"attach, {count} VF", attach)
-        _print("  the kernel's moves", moves)
-        _print("  all else", own)
-        _print(f"detach, {count} VF", detach)
-        # the least: other work on the machine only ever adds
-        if min(own) > limit:
-            print(
-                f"attach of {count} VF takes {min(own):.1f} ms beside the kernel's moves, more than {limit:.0f}"
-            )
-            code = 1
-    return code
+            times = asyncio.run(_measure(Path(directory), vfs, max(args.runs, 2)))
+        _print(f"hook, {count} VF", times.hook)
+        _print("until a container may start", times.ready)
+        _print("  attach", times.attach)
+        _print("    the kernel's moves", times.moves)
+        _print("    all else", times.own)
+        _print(f"detach, {count} VF", times.detach)
+        hook, own = statistics.median(times.hook), min(times.own)  # other work on the machine only ever adds
+        if hook > limit:
+            failures.append(f"the hook takes {hook:.1f} ms for {count} VF, more than {limit:.0f}")
+        if own > OWN_LIMITS_MS[count]:
+            failures.append(f"attach of {count} VF takes {own:.1f} ms beside the kernel's moves")
+    print("\n".join(failures), end="\n" if failures else "")
+    return 1 if failures else 0
 
 
 def _print(what: str, values: list[float]) -> None:
     cuts = statistics.quantiles(values, n=100, method="inclusive")
-    print(f"{what:26}{min(values):8.1f}{cuts[49]:8.1f}{cuts[89]:8.1f}{cuts[98]:8.1f}")
+    print(f"{what:30}{min(values):8.1f}{cuts[49]:8.1f}{cuts[89]:8.1f}{cuts[98]:8.1f}")
 
 
-def _measure(root: Path, names: list[str], runs: int) -> tuple[list[float], list[float], list[float]]:
-    """Milliseconds of each attach, of the kernel's moves in it, and of each detach."""
+async def _measure(root: Path, names: list[str], runs: int) -> Times:
     ledger = Ledger(root / "plugin")
     files = RuntimeFiles("railmate.dev", root / "plugin", root / "cdi", root / "gate")
     node = NodeView(
@@ -88,19 +116,58 @@ def _measure(root: Path, names: list[str], runs: int) -> tuple[list[float], list
     )  # fmt: skip
     state = ClaimState(_NoApi(), node, ledger, files, "boot")
     ledger.put(_entry(names))
-    attach, moves, detach = [], [], []
-    for number in range(runs + 1):
-        sandbox = Sandbox(f"sandbox-{number}", "pod-1", "team/pod-1", Path("/run/netns") / _NAMESPACE)
-        with _timed_moves() as spent:
+    times = Times()
+    handler = _Timed(state, times)
+    async with runtime_of(handler, root / "nri.sock") as runtime:
+        for number in range(runs + 1):
+            pod = nri_pb2.PodSandbox(id=f"sandbox-{number}", uid="pod-1", namespace="team", name="pod-1")
+            pod.linux.namespaces.add(type="network", path=f"/run/netns/{_NAMESPACE}")
+            with _timed_moves() as spent:
+                began = time.perf_counter()
+                await runtime.sandbox("RunPodSandbox", pod)
+                times.hook.append(_since(began))
+                await runtime.container(pod)
+                times.ready.append(_since(began))
+            times.moves.append(1000 * sum(spent))
             began = time.perf_counter()
-            state.attach(sandbox)
-            middle = time.perf_counter()
-        state.detach(sandbox.id)
-        if number:  # the first one loads code
-            attach.append(1000 * (middle - began))
-            moves.append(1000 * sum(spent))
-            detach.append(1000 * (time.perf_counter() - middle))
-    return attach, moves, detach
+            await runtime.sandbox("StopPodSandbox", pod)
+            times.detach.append(_since(began))
+    for values in vars(times).values():
+        del values[0]  # it loads code
+    return times
+
+
+def _since(began: float) -> float:
+    return 1000 * (time.perf_counter() - began)
+
+
+class _Timed:
+    """An NriHandler as the driver's, that measures attach itself."""
+
+    def __init__(self, state: ClaimState, times: Times) -> None:
+        self._state, self._times = state, times
+
+    async def synchronize(self, pods: list[PodSandbox], containers: list[ContainerInfo]) -> None:
+        pass
+
+    async def run_pod_sandbox(self, pod: PodSandbox) -> None:
+        await asyncio.to_thread(self._attach, Sandbox(pod.id, pod.uid, pod.name, pod.netns_path))
+
+    def _attach(self, sandbox: Sandbox) -> None:
+        began = time.perf_counter()
+        self._state.attach(sandbox)
+        self._times.attach.append(_since(began))
+
+    async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
+        await asyncio.to_thread(self._state.detach, pod.id)
+
+    async def remove_pod_sandbox(self, pod: PodSandbox) -> None:
+        pass
+
+    async def create_container(self, pod: PodSandbox, container: ContainerInfo) -> ContainerAdjustment | None:
+        sandbox = Sandbox(pod.id, pod.uid, pod.name, pod.netns_path)
+        await asyncio.to_thread(self._state.check, sandbox, [_UID])
+        return None
 
 
 class _NoApi:
@@ -115,9 +182,8 @@ def _entry(names: list[str]) -> Entry:
         settings = NetdevSettings(mtu=1400, addresses=(f"10.77.{n}.2/24",), routes=(route,))
         address = f"0000:c1:00.{n}"
         nics.append(PreparedNic(address, f"net{n}", snapshot(name, address), settings))
-    uid = "00000000-0000-4000-8000-000000000001"
     device = PreparedDevice("main", "bench", "vfs", nics=tuple(nics))
-    return Entry(ClaimRef(uid, "team", "claim-1"), ("pod-1",), (device,), "boot")
+    return Entry(ClaimRef(_UID, "team", "claim-1"), ("pod-1",), (device,), "boot")
 
 
 @contextmanager

@@ -107,12 +107,21 @@ class Runtime:
 
 
 def sandbox(netns: Path, id: str = "ab" * 32) -> bytes:
+    return nri_pb2.PodSandboxRequest(pod=_pod(netns, id)).SerializeToString()
+
+
+def container(netns: Path) -> bytes:
+    one = nri_pb2.Container(id="c1", name="main", pod_sandbox_id="ab" * 32)
+    return nri_pb2.CreateContainerRequest(pod=_pod(netns, "ab" * 32), container=one).SerializeToString()
+
+
+def _pod(netns: Path, id: str) -> nri_pb2.PodSandbox:
     pod = nri_pb2.PodSandbox(id=id, name="train-0", namespace="ml", uid="u")
     pod.linux.namespaces.add(type="network", path=str(netns))
-    return nri_pb2.PodSandboxRequest(pod=pod).SerializeToString()
+    return pod
 
 
-def test_the_netdev_is_in_the_pod_when_run_is_answered_and_home_when_stop_is(
+def test_the_netdev_is_in_the_pod_before_its_first_container_and_home_when_stop_is_answered(
     tmp_path: Path, netns: Path, vf: NetdevSnapshot
 ) -> None:
     async def scenario(runtime: Runtime) -> None:
@@ -123,6 +132,7 @@ def test_the_netdev_is_in_the_pod_when_run_is_answered_and_home_when_stop_is(
         )
         assert await runtime.call("Synchronize", dead.SerializeToString()) == ""
         assert await runtime.call("RunPodSandbox", sandbox(netns)) == ""
+        assert await runtime.call("CreateContainer", container(netns)) == ""
         assert "net1" in links(netns)
         assert await runtime.call("StopPodSandbox", sandbox(netns)) == ""
         assert "net1" not in links(netns)

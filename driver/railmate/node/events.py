@@ -59,11 +59,12 @@ class RuntimeEvents:
         claims = self._claims(container)
         if not claims:
             return None
+        sandbox = _sandbox(pod)
         try:
-            await self._run(self._state.check, _sandbox(pod), claims)
+            await self._run(self._checked, sandbox, claims)
         except RailmateError:
             # the runtime does not wait for the API; the kubelet tries this container again in some seconds
-            asyncio.get_running_loop().run_in_executor(self._workers, self._adopt, _sandbox(pod), claims)
+            asyncio.get_running_loop().run_in_executor(self._workers, self._adopt, sandbox, claims)
             raise
         adjustment: ContainerAdjustment = await self._run(self._adjustment, pod, container, claims)
         return adjustment
@@ -80,6 +81,14 @@ class RuntimeEvents:
         entries = self._attached.entries(claims)
         limits = self._memlock.limits(container, pod.pid, pod.id) if _has_rdma(entries) else ()
         return ContainerAdjustment(rlimits=limits, env=environment(entries, container.env))
+
+    def _checked(self, sandbox: Sandbox, claims: list[str]) -> None:
+        """Raises what keeps the claims' devices from the sandbox, after one more try."""
+        try:
+            self._state.check(sandbox, claims)
+        except RailmateError:
+            self._state.attach(sandbox)  # the runtime may not have heard that it failed when the sandbox came
+            self._state.check(sandbox, claims)
 
     def _adopt(self, sandbox: Sandbox, claims: list[str]) -> None:
         attempt(lambda: self._state.adopt(sandbox, claims))

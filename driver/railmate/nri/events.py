@@ -101,15 +101,16 @@ class NriHandler(Protocol):
         """
 
     async def run_pod_sandbox(self, pod: PodSandbox) -> None:
-        """The sandbox and its network exist, its containers do not yet. An exception refuses the sandbox.
+        """The sandbox and its network exist, its containers do not yet, nor will they before this returns.
 
-        The message of a RailmateError reaches the user in the pod's events.
+        An exception within milliseconds refuses the sandbox; the message of a RailmateError reaches the user in the
+        pod's events. Of a later one the runtime does not hear: ``create_container`` must see to what is missing.
         """
 
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
         """The sandbox's processes have ended, its network namespace is still there. Must be idempotent.
 
-        Also called after a ``run_pod_sandbox`` that was refused or took too long.
+        Also called after a ``run_pod_sandbox`` that was refused.
         """
 
     async def remove_pod_sandbox(self, pod: PodSandbox) -> None:

@@ -41,6 +41,10 @@ DEFAULT_TIMEOUT = 2.0  # seconds
 # An answer that comes too late makes the runtime drop the plugin *and start the pod without it*. So answer
 # when this share of the time is over, whatever the work has come to.
 PATIENCE = 0.9
+# Seconds that the attach of a pod may keep RunPodSandbox, for which all pods of the node queue. The kernel alone takes
+# longer: moving a netdev waits for RCU callbacks (rcu_barrier in __dev_change_net_namespace, net/core/dev.c), 12-20 ms
+# a device. What is not done by then goes on while the runtime prepares the pod's first container, which waits for it.
+RUN_PATIENCE = 0.005
 # Longer than a runtime takes to give up on a silent peer that connected before us (5 s, one at a time).
 REGISTRATION_TIMEOUT = 10.0
 
@@ -59,8 +63,8 @@ class Session:
 
     When the handler takes too long, the runtime gets its answer all the same and the work goes on:
 
-    - RunPodSandbox and CreateContainer are refused; the kubelet tries again some ten seconds later. What a
-      late RunPodSandbox attaches is taken back at once by ``stop_pod_sandbox``: its sandbox was refused.
+    - RunPodSandbox is answered as done, after milliseconds. The containers of the sandbox wait for its end.
+    - CreateContainer is refused; the kubelet tries again some ten seconds later.
     - Synchronize, StopPodSandbox and RemovePodSandbox are answered as done. They cannot be refused: the
       runtime drops a plugin that fails to synchronize and skips the other plugins when one fails to stop.
     """
@@ -194,23 +198,11 @@ class Session:
         }[event]
         what = f"NRI {event} of {pod}"
         task = self._work.submit(pod.id, what, partial(handle, pod))
-        in_time = await _ended(task, call)
-        if event != "RunPodSandbox":
-            if not in_time:
-                log.warning("%s takes long; the runtime goes on meanwhile", what)
-            return
-        if in_time:
-            _result(task)
-            return
-        self._work.submit(
-            pod.id, f"taking back the late {what}", partial(self._handler.stop_pod_sandbox, pod)
-        )
-        log.warning("%s takes longer than the runtime waits; the sandbox is refused", what)
-        raise StatusError(
-            UNAVAILABLE,
-            f"railmate: attaching the devices of pod {pod.namespace}/{pod.name} takes longer than the "
-            "container runtime waits; they are taken back, and the kubelet tries again with a new sandbox",
-        )
+        if event == "RunPodSandbox":
+            if await _ended(task, call, at_most=RUN_PATIENCE):
+                _result(task)
+        elif not await _ended(task, call):
+            log.warning("%s takes long; the runtime goes on meanwhile", what)
 
     async def _create_container(self, call: Call) -> Any:
         request = nri_pb2.CreateContainerRequest.FromString(call.payload)
@@ -227,10 +219,10 @@ class Session:
         return messages.create_container_response(_result(task))
 
 
-async def _ended(task: asyncio.Task[T], call: Call) -> bool:
-    """Wait for ``task`` as long as the runtime allows; whether it ended. Never cancels it."""
+async def _ended(task: asyncio.Task[T], call: Call, at_most: float = float("inf")) -> bool:
+    """Wait for ``task`` as long as the runtime allows, ``at_most`` seconds; whether it ended. Never cancels it."""
     timeout = DEFAULT_TIMEOUT if call.timeout is None else call.timeout
-    done, _ = await asyncio.wait({task}, timeout=PATIENCE * timeout)
+    done, _ = await asyncio.wait({task}, timeout=min(PATIENCE * timeout, at_most))
     return bool(done)
 
 

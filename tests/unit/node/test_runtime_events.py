@@ -166,6 +166,27 @@ def test_refusal_reaches_the_runtime(events: RuntimeEvents, recorder: Recorder) 
         do(events.create_container(pod(), container(f"railmate.dev/claim={UID}-a")))
 
 
+def test_what_failed_when_the_sandbox_came_is_tried_once_more_for_its_container(
+    events: RuntimeEvents, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RunPodSandbox is answered before a slow attach has ended: the runtime has not heard of the failure."""
+    there: list[str] = []
+
+    def check(sandbox: Sandbox, claims: Collection[str]) -> None:
+        recorder.calls.append(("check", sandbox.id))
+        if sandbox.id not in there:
+            raise RailmateError("not attached")
+
+    def attach(sandbox: Sandbox) -> None:
+        recorder.calls.append(("attach", sandbox.id))
+        there.append(sandbox.id)
+
+    monkeypatch.setattr(recorder, "check", check, raising=False)
+    monkeypatch.setattr(recorder, "attach", attach, raising=False)
+    do(events.create_container(pod(), container(f"railmate.dev/claim={UID}-a")))
+    assert recorder.calls == [("check", "s1"), ("attach", "s1"), ("check", "s1")]
+
+
 # --- what a container gets beside its devices
 MEMLOCK = Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED)
 OURS = f"railmate.dev/claim={UID}-pair-0"
