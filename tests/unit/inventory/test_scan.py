@@ -279,7 +279,7 @@ def test_a_full_machine_is_scanned_in_little_time(tmp_path: Path) -> None:
     models = {"15b3:1021": {"driver": "mlx5_core", "vf": "15b3:101e"}}
     write_tree(with_vfs(machine, rails, 16, models), tmp_path)
     times: list[float] = []
-    while len(times) < 20 and not any(taken < 0.2 for taken in times):  # others may have the processor
+    while len(times) < 20 and not any(taken < 0.3 for taken in times):  # others may have the processor
         begin = time.process_time()
         inventory = scan(tmp_path / "sys", tmp_path / "proc")
         times.append(time.process_time() - begin)
@@ -287,7 +287,7 @@ def test_a_full_machine_is_scanned_in_little_time(tmp_path: Path) -> None:
     assert len(inventory.nics) == 32 + 512
     assert inventory.warnings == ()
     print(f"scan of 8 GPUs, 32 NICs, 512 VFs: {min(times) * 1000:.0f} ms of CPU")
-    assert min(times) < 0.2
+    assert min(times) < 0.3  # of discovery, topology and slices together (hack/bench topology)
 
 
 @pytest.mark.parametrize("root", ["nowhere", "empty", "file"])
