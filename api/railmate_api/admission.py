@@ -34,7 +34,7 @@ from railmate_api.fields import (
     Text,
     Type,
 )
-from railmate_api.rules import AtLeastOne, AtMost, Needs, Rule, rules
+from railmate_api.rules import AtLeastOne, AtMost, Excludes, Needs, Rule, rules
 
 #: resource.k8s.io resource -> where its config list is, as CEL selects it.
 PLACES: Mapping[str, tuple[str, ...]] = {
@@ -187,6 +187,9 @@ def _broken(rule: Rule, value: str) -> str:
             return f"{there} && type({low}) == int && type({high}) == int && {low} > {high}"
         case AtLeastOne():
             return " && ".join(f"!({quoted(name)} in {value})" for name in rule.names)
+        case Excludes():
+            any_other = " || ".join(f"{quoted(name)} in {value}" for name in rule.others)
+            return f"{quoted(rule.name)} in {value} && ({any_other})"
 
 
 def _unknown(of: type[Any], value: str, at: str, beside: tuple[str, ...]) -> str:

@@ -60,6 +60,7 @@ NIC_PCI_BUS_ID: Final = f"{DOMAIN}/nicPciBusID"
 INTERFACE: Final = f"{DOMAIN}/interface"  # in device metadata only: the netdev's name in the pod
 GID_INDEX: Final = f"{DOMAIN}/gidIndex"  # in device metadata only: the RoCE v2 GID of the pod's address
 GID: Final = f"{DOMAIN}/gid"
+VFIO_NODE: Final = f"{DOMAIN}/vfioDevice"  # in device metadata only: /dev/vfio/17
 
 # --- config
 CONFIG_API_VERSION: Final = "railmate.dev/v1alpha1"

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 from railmate_api import fields, vf
 from railmate_api.attributes import CONFIG_API_VERSION, CONFIG_KIND_RDMA_VF
 from railmate_api.fields import Boolean, Choice, Group, Integer, Items, Network, Problem, Text, setting
-from railmate_api.rules import AtMost, Needs, Rule
+from railmate_api.rules import AtMost, Excludes, Needs, Rule
 
 #: Fields of every config, whatever its kind.
 TYPE_FIELDS: Final = ("apiVersion", "kind")
@@ -39,6 +39,11 @@ class ConfigError(ValueError):
 #: net/core/rtnetlink.c gives rates to the driver as u32, in Mbit/s; no NIC has this much.
 RATE: Final = Integer(1, 4_000_000, "Mbit/s")
 _OF_PF: Final = "as the administrator of the physical function has set it"
+#: What is set on a netdev or an RDMA device: nothing for a function that a program drives by itself.
+_OF_NETDEV: Final = (
+    "interfaceName", "mtu", "addresses", "ipam", "routes", "rules", "neighbours", "sysctls", "features", "rings",
+    "channels", "guid", "pkey", "ipoib",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class RdmaVfConfig:
         Needs("vlanQoS", "vlan"),
         Needs("vlanProtocol", "vlan"),
         AtMost("minTxRate", "maxTxRate"),
+        Excludes("driver", _OF_NETDEV),
     )
 
     interface_name: str | None = setting(
@@ -123,11 +129,38 @@ class RdmaVfConfig:
     )
     min_tx_rate: int | None = setting("minTxRate", RATE, "Guaranteed sending rate.", unset=_OF_PF)
     max_tx_rate: int | None = setting("maxTxRate", RATE, "Highest sending rate.", unset=_OF_PF)
+    driver: str | None = setting(
+        "driver",
+        Choice(("vfio-pci",)),
+        "The driver that the virtual function is bound to for the pod. vfio-pci: a program in the pod (DPDK) drives it "
+        "through /dev/vfio/<IOMMU group>; there is no netdev and no RDMA device. Needs the chart's rebindVFs.",
+        unset="its own driver, with netdev and RDMA device",
+    )
+    guid: str | None = setting(
+        "guid",
+        vf.GUID,
+        "InfiniBand: node and port GUID of the virtual function. stable: one made from the physical function's and the "
+        "VF's index, the same at every boot; a GUID: for a request of one NIC. Its driver is bound anew. Needs the "
+        "chart's rebindVFs.",
+        unset="keep, its own",
+    )
+    pkey: int | None = setting(
+        "pkey",
+        Integer(1, 65535),
+        "InfiniBand: the partition, like 0x8001; the subnet manager must have put the port into it. The pod has an "
+        "IPoIB interface in it, named after the NIC's own and the partition (net1.8001), and everything that is set "
+        "on the interface is set there.",
+        unset="the port's default partition, on the NIC's own interface",
+    )
+    ipoib: vf.Ipoib | None = setting(
+        "ipoib", Group(vf.Ipoib), "InfiniBand: the kind of the IPoIB interface.", unset="as it is"
+    )
     env_hints: bool | None = setting(
         "envHints",
         Boolean(),
         "Variables for NCCL and UCX that name the container's RDMA devices and their GID index (NCCL_IB_HCA, "
-        "NCCL_IB_GID_INDEX, UCX_NET_DEVICES) and, where the node's topology is given by an override, an NCCL topology "
+        "NCCL_IB_GID_INDEX, UCX_NET_DEVICES), with driver vfio-pci the functions' addresses "
+        "(PCIDEVICE_RAILMATE_DEV_<REQUEST>), and, where the node's topology is given by an override, an NCCL topology "
         "file (NCCL_TOPO_FILE); none that the pod or its image sets is replaced.",
         unset="none",
     )

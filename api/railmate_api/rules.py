@@ -68,7 +68,26 @@ class AtLeastOne:
         return not any(name in value for name in self.names)
 
 
-Rule = Needs | AtMost | AtLeastOne
+@dataclass(frozen=True, slots=True)
+class Excludes:
+    """``name`` and any of ``others`` contradict each other."""
+
+    name: str
+    others: tuple[str, ...]
+
+    @property
+    def at(self) -> str:
+        return self.name
+
+    @property
+    def expected(self) -> str:
+        return f"cannot be beside {', '.join(self.others)}"
+
+    def broken_by(self, value: Mapping[str, Any]) -> bool:
+        return self.name in value and any(name in value for name in self.others)
+
+
+Rule = Needs | AtMost | AtLeastOne | Excludes
 
 
 def rules(of: type[Any]) -> tuple[Rule, ...]:

@@ -24,7 +24,7 @@ from railmate_api.fields import (
     Text,
     Type,
 )
-from railmate_api.rules import AtLeastOne, Needs, rules
+from railmate_api.rules import AtLeastOne, Excludes, Needs, rules
 
 #: The schema checks the rough form; whether it is a real prefix is for admission and the driver.
 _NETWORK = "^[0-9A-Fa-f.:]+/[0-9]{1,3}$"
@@ -115,13 +115,15 @@ def rule_sentences(of: type[Any]) -> list[str]:
 
 def _rules(of: type[Any]) -> dict[str, Any]:
     needed: dict[str, list[str]] = {}
-    choices = []
+    choices: list[dict[str, Any]] = []
     for one in rules(of):
         match one:
             case Needs():
                 needed.setdefault(one.name, []).append(one.other)
             case AtLeastOne():
                 choices.append({"anyOf": [{"required": [name]} for name in one.names]})
+            case Excludes():
+                choices += [{"not": {"required": [one.name, other]}} for other in one.others]
     return ({"dependentRequired": needed} if needed else {}) | ({"allOf": choices} if choices else {})
 
 

@@ -90,6 +90,36 @@ class Ipam:
     )
 
 
+#: InfiniBand Architecture Specification, volume 1, 4.1: a GUID is an EUI-64. Written as ip-link(8) does.
+GUID: Final = Text(
+    pattern=f"keep|stable|{_HEX}{{2}}(?::{_HEX}{{2}}){{7}}",
+    words="characters, keep, stable or a GUID like 02:00:00:00:00:00:00:0a",
+    minimum=4,
+    maximum=23,
+    reserved=("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ipoib:
+    """The kind of an IPoIB interface (kernel Documentation/infiniband/ipoib.rst)."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (AtLeastOne(("mode", "umcast")),)
+
+    mode: str | None = setting(
+        "mode",
+        Choice(("datagram", "connected")),
+        "Transport: datagram (an MTU of 4092 bytes at most), or connected (65520, where the NIC has it).",
+        unset="as it is",
+    )
+    umcast: bool | None = setting(
+        "umcast",
+        Boolean(),
+        "Whether programs of the pod may join multicast groups by themselves.",
+        unset="as it is",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Rings:
     """Sizes of the rings, in descriptors (ethtool -G)."""

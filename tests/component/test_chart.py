@@ -118,6 +118,18 @@ def test_nvidias_library_is_mounted_for_a_container_that_may_open_the_gpus(rende
     assert volume["hostPath"]["path"] == "/"
 
 
+def test_the_drivers_of_vfs_are_changed_through_a_writable_sysfs_on_demand_only(render: Render) -> None:
+    pod = driver_pod(render("--set", "rebindVFs=true"))
+    (container,) = pod["containers"]
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "sysfs"]
+    assert mount == {"name": "sysfs", "mountPath": "/sys"}
+    assert [one["hostPath"]["path"] for one in pod["volumes"] if one["name"] == "sysfs"] == ["/sys"]
+    assert container["securityContext"]["appArmorProfile"] == {"type": "Unconfined"}
+    plain = driver_pod(render())
+    assert "sysfs" not in {one["name"] for one in plain["volumes"]}
+    assert "appArmorProfile" not in plain["containers"][0]["securityContext"]
+
+
 RULES = 'provisioning.rules=[{"select": {"role": "rail", "vendor": "8086"}, "vfs": 4, "mtu": 9000}]'
 
 

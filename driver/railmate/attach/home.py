@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 
-from railmate.attach import addressing, ethtool, links, rdmasoft, vf
+from railmate.attach import addressing, ethtool, ipoib, links, rdmasoft, vf
 from railmate.attach.errors import AttachError
 from railmate.attach.ethtool import Ethtool
 from railmate.attach.links import Link, attempt, error_of
@@ -78,6 +78,8 @@ def _move_home(request: ReturnRequest, link: Link, sides: Sides) -> None:
             links.change(sides.pod, link.index, up=False)
             links.change(sides.pod, link.index, mac=snapshot.mac)
     rdmasoft.take_back(snapshot.soft_rdma, sides)
+    if snapshot.ipoib is not None:
+        ipoib.end_children(sides.pod, link.index)
     with attempt(f"interface {link.name} ({snapshot.pci_address}) cannot be moved from the pod to the host"):
         name = _free_name(snapshot, sides)
         links.change(sides.pod, link.index, namespace_fd=sides.host_fd, name=name)
@@ -109,6 +111,7 @@ def restore(
                 snapshot, sides
             )  # a MAC that the physical function has set would keep the VF from its own
         problems = [
+            *ipoib.restore(sides.host, found.index, snapshot.ipoib, found.name),  # it changes the MTU
             *_put_right(snapshot, found, sides),
             # after the netdev: where the pod has set a MAC the physical function follows the VF by itself
             *restore_vf(snapshot, sides),

@@ -7,7 +7,14 @@ from enum import StrEnum
 from typing import Any
 
 from railmate.attach.rdmamodel import RdmaDeviceRef
-from railmate.attach.settings import NO_ETHTOOL, NO_SETTINGS, EthtoolSettings, NetdevSettings, VfSettings
+from railmate.attach.settings import (
+    NO_ETHTOOL,
+    NO_SETTINGS,
+    EthtoolSettings,
+    IpoibSettings,
+    NetdevSettings,
+    VfSettings,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,7 @@ class NetdevSnapshot:
     say; then the MAC identifies the netdev. ``mtu`` in bytes. ``addresses`` with prefix, without those that the
     kernel makes itself. ``vf`` is what the physical function kept of it, None where there is none to ask.
     ``soft_rdma`` are RDMA devices that software makes over it: they end when it moves, and are made anew.
+    ``ipoib`` is its kind, where it is an IPoIB interface.
     """
 
     pci_address: str
@@ -42,6 +50,7 @@ class NetdevSnapshot:
     physical: PhysicalPort | None = None
     vf: VfSettings | None = None
     soft_rdma: tuple[RdmaDeviceRef, ...] = ()
+    ipoib: IpoibSettings | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from railmate.attach import addressing, links, rdmasoft, sysctl, vf
+from railmate.attach import addressing, ipoib, links, rdmasoft, sysctl, vf
 from railmate.attach.errors import AttachError
 from railmate.attach.ethtool import Ethtool
 from railmate.attach.home import bring_home, find_on_host, restore_vf
@@ -99,6 +99,8 @@ class MoveNetdev:
     def _move(self, link: Link, sides: Sides) -> Link:
         snapshot, name, settings = self.request.snapshot, self.request.name, self.request.settings
         self._changed = True
+        if settings.ipoib is not None and not settings.in_partition:
+            ipoib.write(sides.host, link.index, settings.ipoib, str(snapshot))
         # One message: the device is never in the pod under its host name, which could be the name of the pod's own
         # interface. It comes up with it, unless there is something that must be set while it is down.
         with self._told_of_clashes():
@@ -108,7 +110,7 @@ class MoveNetdev:
                 namespace_fd=sides.pod_fd,
                 name=name,
                 mac=settings.mac if settings.mac != link.mac else None,
-                mtu=settings.mtu if settings.mtu != link.mtu else None,
+                mtu=settings.netdev_mtu if settings.netdev_mtu != link.mtu else None,
                 up=None if settings.sysctls or settings.ethtool else True,
             )
         moved = links.get(_pod(sides), name)
@@ -120,7 +122,7 @@ class MoveNetdev:
         """What an earlier attempt that broke off did not come to do."""
         settings = self.request.settings
         mac = settings.mac if settings.mac not in (None, link.mac) else None
-        mtu = settings.mtu if settings.mtu not in (None, link.mtu) else None
+        mtu = settings.netdev_mtu if settings.netdev_mtu not in (None, link.mtu) else None
         if self.renamed or (mac is None and mtu is None):
             return link
         if mac is not None and link.up:  # drivers may refuse a new MAC to a device that is up
@@ -161,11 +163,21 @@ class ConfigureNetdev:
         if settings.ethtool:
             with attempt(f"{what} cannot be set up"), closing(Ethtool()) as ethtool:
                 ethtool.set(index, settings.ethtool, what)
+        up = self._move.up
+        if settings.ipoib is not None and settings.in_partition:
+            with attempt(f"{what} cannot be brought up in the pod"):
+                links.change(pod, index, up=True)
+            child = ipoib.make_child(pod, index, settings.interface(name), settings.ipoib)
+            name, index, up = child.name, child.index, child.up
+            what = f"interface {name} ({attached.pci_address})"
+            if settings.mtu not in (None, child.mtu):
+                with attempt(f"{what} does not take the MTU {settings.mtu}"):
+                    links.change(pod, index, mtu=settings.mtu)
         sysctl.write(name, settings.sysctls)
         for address in settings.addresses:
             with attempt(f"{what} cannot get the address {address}"):
                 addressing.add_address(pod, index, address)
-        if not self._move.up:
+        if not up:
             with attempt(f"{what} cannot be brought up in the pod"):
                 links.change(pod, index, up=True)
         for route in settings.routes:

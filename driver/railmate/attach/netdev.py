@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from railmate.attach import addressing, ethtool, links, vf
+from railmate.attach import addressing, ethtool, ipoib, links, vf
 from railmate.attach.errors import AttachError, NamespaceGoneError, UnfitError
 from railmate.attach.ethtool import Ethtool
 from railmate.attach.home import bring_home
@@ -91,6 +91,7 @@ def _snapshot(
             ethtool=state.now,
             physical=physical if kept else None,
             vf=kept,
+            ipoib=ipoib.read(sides.host, link.index) if ipoib.is_ipoib(link) else None,
         )
 
 

@@ -49,6 +49,16 @@ class VfSettings:
     link_state: str | None = None  # "auto", "enable" or "disable"
     min_tx_rate: int | None = None
     max_tx_rate: int | None = None
+    guid: str | None = None  # InfiniBand: node and port GUID, set and told as one
+
+
+@dataclass(frozen=True, slots=True)
+class IpoibSettings:
+    """Of an IPoIB interface. With ``pkey`` (its membership bit set) one in that partition is made over the netdev."""
+
+    pkey: int | None = None
+    mode: str | None = None  # "datagram" or "connected"
+    umcast: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,24 @@ class NetdevSettings:
     sysctls: Mapping[str, str] = field(default_factory=dict)
     ethtool: EthtoolSettings = NO_ETHTOOL
     vf: VfSettings | None = None
+    ipoib: IpoibSettings | None = None
+
+    def interface(self, name: str) -> str:
+        """The interface that all of it is for, where the netdev is called ``name``: the kernel's own way of naming one
+        in a partition."""
+        if self.ipoib is None or self.ipoib.pkey is None or not name:
+            return name
+        return f"{name}.{self.ipoib.pkey:04x}"
+
+    @property
+    def in_partition(self) -> bool:
+        """Whether the pod's interface is another one than the netdev, made over it."""
+        return self.ipoib is not None and self.ipoib.pkey is not None
+
+    @property
+    def netdev_mtu(self) -> int | None:
+        """The MTU of the netdev itself."""
+        return None if self.in_partition else self.mtu
 
     @property
     def needs_physical(self) -> bool:

@@ -27,6 +27,7 @@ _UNKNOWN = 0xFFFFFFFF  # what a driver that has no such thing says
 _LINK_STATES = ("auto", "enable", "disable")  # IFLA_VF_LINK_STATE_*
 _PROTOCOLS = {"802.1Q": 0x8100, "802.1ad": 0x88A8}
 _INFO = struct.Struct("=BxHiII")
+_GUID = struct.Struct("=IxxxxQ")  # struct ifla_vf_guid
 
 
 def read(netlink: Netlink, port: PhysicalPort) -> VfSettings:
@@ -64,6 +65,7 @@ def _settings(parts: dict[int, bytes]) -> VfSettings:
         link_state=_LINK_STATES[state] if state is not None and state < len(_LINK_STATES) else None,
         min_tx_rate=low,
         max_tx_rate=high,
+        guid=_guid(parts),
     )
 
 
@@ -90,12 +92,7 @@ def write(netlink: Netlink, port: PhysicalPort, wanted: VfSettings) -> None:
 
 def write_guids(netlink: Netlink, port: PhysicalPort, guid: str) -> None:
     """Set the InfiniBand node and port GUID of the VF. Raises AttachError."""
-    value = struct.pack("=IxxxxQ", port.vf, int(guid.replace(":", ""), 16))
-    physical = _index(netlink, port)
-    for kind in (_NODE_GUID, _PORT_GUID):
-        with attempt(f"{port} does not take the GUID {guid}"):
-            info = nested(_VFINFO_LIST, nested(_VF_INFO, attribute(kind, value)))
-            netlink.request(_NEWLINK, _INFO.pack(0, 0, physical, 0, 0) + info)
+    write(netlink, port, VfSettings(guid=guid))
 
 
 def _parts(index: int, wanted: VfSettings) -> Iterator[tuple[str, bytes]]:
@@ -119,6 +116,10 @@ def _parts(index: int, wanted: VfSettings) -> Iterator[tuple[str, bytes]]:
         yield f"link state {wanted.link_state}", numbers(_LINK_STATE, _LINK_STATES.index(wanted.link_state))
     if wanted.trust is not None:
         yield f"trust {wanted.trust}", numbers(_TRUST, wanted.trust)
+    if wanted.guid is not None:
+        guid = _GUID.pack(index, int(wanted.guid.replace(":", ""), 16))
+        yield f"the node GUID {wanted.guid}", attribute(_NODE_GUID, guid)
+        yield f"the port GUID {wanted.guid}", attribute(_PORT_GUID, guid)
 
 
 NOTHING = VfSettings()
@@ -161,6 +162,12 @@ def _value(parts: dict[int, bytes], kind: int) -> int | None:
         return None
     value: int = struct.unpack_from("=I", parts[kind], 4)[0]
     return None if value == _UNKNOWN else value
+
+
+def _guid(parts: dict[int, bytes]) -> str | None:
+    """The port's GUID, which is what a subnet manager knows it by; none where it was never set."""
+    value = _GUID.unpack_from(parts[_PORT_GUID])[1] if _PORT_GUID in parts else 0
+    return ":".join(f"{byte:02x}" for byte in value.to_bytes(8, "big")) if value else None
 
 
 def _flag(parts: dict[int, bytes], kind: int) -> bool | None:

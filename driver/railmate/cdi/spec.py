@@ -21,6 +21,7 @@ _HOOK_TIMEOUT = 5
 class DeviceNode:
     path: str  # in the container
     host_path: str  # on the node
+    mode: int | None = None  # permission bits in the container; None: as on the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,9 @@ def _edits(device: CdiDevice) -> dict[str, Any]:
     edits: dict[str, Any] = {}
     if device.nodes:
         edits["deviceNodes"] = [
-            {"path": n.path, "hostPath": n.host_path, "permissions": "rw"} for n in device.nodes
+            {"path": n.path, "hostPath": n.host_path, "permissions": "rw"}
+            | ({"fileMode": n.mode} if n.mode is not None else {})
+            for n in device.nodes
         ]
     mounts = (
         (device.metadata_file, device.metadata_mount),

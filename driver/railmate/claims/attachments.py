@@ -71,6 +71,10 @@ class Attachments:
             raise RailmateError(
                 f"{self.driver}: the addresses of {entry.claim} are not there yet; it is tried again."
             )
+        if any(nic.change is not None and not nic.change.made for nic in entry.nics):
+            raise RailmateError(
+                f"{self.driver}: the NIC of {entry.claim} is not bound to its driver yet; it is tried again."
+            )
         if entry.attachment is not None:
             if entry.attachment.pod_uid != sandbox.pod_uid:
                 raise RailmateError(self.why_not(entry, sandbox))

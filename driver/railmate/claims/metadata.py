@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from railmate.claims.records import Entry, PreparedDevice
-from railmate.claims.seen import last_seen, network_data
+from railmate.claims.seen import last_seen, network_data, vfio_node
 from railmate.publish.attributes import MAX_STRING
 from railmate.publish.slices import api_attribute
 from railmate_api import attributes as names
@@ -76,6 +76,9 @@ def _seen_attributes(entry: Entry, device: PreparedDevice) -> dict[str, Any]:
         joined = ",".join(value for value in values if value)
         if joined and len(joined) <= MAX_STRING:
             found[name] = api_attribute(joined)
+    passed = [f"/dev/{node}" for nic in device.nics if (node := vfio_node(nic)) is not None]
+    if passed:
+        found[names.VFIO_NODE] = api_attribute(",".join(passed))
     gids = {(nic.gid.index if nic.gid else None) for nic in nics}
     if len(gids) == 1 and (index := gids.pop()) is not None:
         found[names.GID_INDEX] = api_attribute(index)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from railmate.attach.model import PhysicalPort
 from railmate.attach.settings import (
     EthtoolSettings,
+    IpoibSettings,
     Neighbour,
     NetdevSettings,
     Route,
@@ -26,6 +27,9 @@ from railmate_api.config import RdmaVfConfig
 #: RFC 8200, 5: a link that carries IPv6 carries this much.
 _IPV6_MTU = 1280
 _FIRST_PRIORITY = 1000
+#: The bit that makes a full member of a partition (InfiniBand Architecture Specification, volume 1, 10.9.1.1). The
+#: kernel makes IPoIB interfaces of full members only.
+_FULL_MEMBER = 0x8000
 _LINK_LOCAL = ipaddress.ip_network("fe80::/10")
 
 
@@ -53,8 +57,11 @@ def settings_of(
         raise SettingsError(f"class and claim together: {'; '.join(str(one) for one in broken)}")
     if not alone:
         _refuse_unique(config)
+    ipoib = ipoib_of(config, function)
+    in_partition = ipoib is not None and ipoib.pkey is not None
     settings = NetdevSettings(
-        mtu=_mtu(config, function, inventory),
+        # the physical function's says nothing of an interface in a partition of its own
+        mtu=_mtu(config, function, inventory) if config.mtu is not None or not in_partition else None,
         mac=config.mac.lower() if config.mac else None,
         addresses=config.addresses or (),
         routes=tuple(
@@ -72,9 +79,10 @@ def settings_of(
             fields.said(config.rings or vf.Rings()),
             fields.said(config.channels or vf.Channels()),
         ),
-        vf=_vf(config, function, inventory),
+        vf=vf_settings(config, function, inventory),
+        ipoib=ipoib,
     )
-    if _is_infiniband(function) and (settings.mac or config.vlan):
+    if is_infiniband(function) and (settings.mac or config.vlan):
         raise SettingsError(f"{function.address} is an InfiniBand port: it has no mac and no vlan of its own")
     refuse_families(settings)
     if config.ipam is None:
@@ -84,11 +92,16 @@ def settings_of(
 
 def refuse_without_netdev(config: RdmaVfConfig, function: PciFunction) -> None:
     """Raise SettingsError where settings would have no effect; a name alone is for those that can have one."""
-    without_effect = sorted(fields.said(config).keys() - {"interfaceName"})
+    without_effect = sorted(fields.said(config).keys() - {"interfaceName", "guid", "pkey", "envHints"})
     if without_effect:
         raise SettingsError(
             f"{', '.join(without_effect)}: {function.address} has an RDMA device only and no netdev to set up"
         )
+
+
+def without_netdev(config: RdmaVfConfig, function: PciFunction) -> NetdevSettings:
+    """What is asked for where there is an RDMA device only: the partition. Raises SettingsError."""
+    return NetdevSettings(ipoib=ipoib_of(config, function))
 
 
 def _refuse_unique(config: RdmaVfConfig) -> None:
@@ -117,7 +130,8 @@ def _sysctls(said: vf.Sysctls | None) -> dict[str, str]:
     return {name: str(int(value)) for name, value in values.items() if value is not None}
 
 
-def _vf(config: RdmaVfConfig, function: PciFunction, inventory: Inventory) -> VfSettings | None:
+def vf_settings(config: RdmaVfConfig, function: PciFunction, inventory: Inventory) -> VfSettings | None:
+    """What the physical function is to keep of the VF; None: nothing is asked. Raises SettingsError."""
     mac = config.mac.lower() if config.mac else None
     settings = VfSettings(
         vlan=config.vlan,
@@ -141,8 +155,29 @@ def _vf(config: RdmaVfConfig, function: PciFunction, inventory: Inventory) -> Vf
     return replace(settings, mac=mac)
 
 
-def _is_infiniband(function: PciFunction) -> bool:
-    return any(netdev.link_type == "infiniband" for netdev in function.netdevs)
+def ipoib_of(config: RdmaVfConfig, function: PciFunction) -> IpoibSettings | None:
+    """What is said of the IPoIB interface; None: nothing. Raises SettingsError."""
+    if config.pkey is None and config.ipoib is None:
+        return None
+    refuse_ethernet("pkey" if config.pkey is not None else "ipoib", function)
+    mode, umcast = (config.ipoib.mode, config.ipoib.umcast) if config.ipoib else (None, None)
+    if config.pkey is None:
+        return IpoibSettings(None, mode, umcast)
+    if config.pkey == _FULL_MEMBER:
+        raise SettingsError("pkey 0x8000 is that of no partition: they are 0x8001 to 0xffff")
+    return IpoibSettings(config.pkey | _FULL_MEMBER, mode, umcast)
+
+
+def refuse_ethernet(what: str, function: PciFunction) -> None:
+    """Raise SettingsError unless the function's link is InfiniBand."""
+    if not is_infiniband(function):
+        raise SettingsError(f"{what} is for InfiniBand, and the link of {function.address} is Ethernet")
+
+
+def is_infiniband(function: PciFunction) -> bool:
+    return any(netdev.link_type == "infiniband" for netdev in function.netdevs) or any(
+        device.link_layer == "InfiniBand" for device in function.rdma_devices
+    )
 
 
 def refuse_families(settings: NetdevSettings) -> None:

@@ -78,7 +78,9 @@ class Observations:
 
 def _wanted(entry: Entry) -> list[Wanted]:
     return [
-        Wanted(nic.address, interface_of(entry, nic), nic.rdma[0] if nic.rdma else None) for nic in entry.nics
+        Wanted(nic.address, interface_of(entry, nic), nic.rdma[0] if nic.rdma else None)
+        for nic in entry.nics
+        if not nic.passes_through  # the kernel knows nothing of it
     ]
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from railmate.attach.ipam import IpamRequest
 from railmate.attach.rdmamodel import RdmaDeviceRef
+from railmate.attach.settings import NetdevSettings
 from railmate.cdi.spec import DeviceNode
-from railmate.claims import nicplan
+from railmate.claims import functionplan, nicplan
 from railmate.claims.records import ClaimRef, PreparedDevice, PreparedNic
 from railmate.errors import RailmateError
 from railmate.inventory.gpus import SHARED_NODES
@@ -49,6 +50,7 @@ class NodeView:
     )
     cni_dir: Path | None = None  # where the node's CNI IPAM plugins are
     nccl_topology: bool = False  # whether the node has an NCCL topology file to give
+    sysfs_root: Path = Path("/sys")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +202,15 @@ class _Planner:
         nics = []
         for address in offered.nics:
             function = self._node.inventory.functions[address]
-            nodes += self._rdma_nodes(function)
-            if not admin:
-                nics.append(self._nic(function, result["request"]))
+            nic = None if admin else self._nic(function, result["request"])
+            if nic is None or not nic.passes_through:
+                nodes += self._rdma_nodes(function)
+            if nic is not None:
+                nics.append(nic)
         attributes = {name: api_attribute(value) for name, value in offered.told.items()}
         if nics:
             attributes[names.INTERFACE] = api_attribute(
-                ",".join(nic.interface for nic in nics if nic.interface)
+                ",".join(nic.pod_interface for nic in nics if nic.interface)
             )
         hints = bool(self._config(result["request"]).env_hints)
         return PreparedDevice(
@@ -243,16 +247,28 @@ class _Planner:
         config, base = self._config(request), request.split("/", 1)[0]
         rdma = tuple(RdmaDeviceRef(one.name, one.node_guid, one.soft) for one in function.rdma_devices)
         try:
-            if not expects_netdev(function):
+            alone, netdev = self._nics_of[request] == 1, expects_netdev(function)
+            change = functionplan.change_of(config, function, self._node.inventory, alone, netdev, rdma)
+            if change is not None and change.passes_through:
+                wanted = NetdevSettings(vf=change.wanted)
+                return PreparedNic(function.address, "", settings=wanted, change=change)
+            if not netdev:
                 nicplan.refuse_without_netdev(config, function)
-                return PreparedNic(function.address, "", rdma=rdma)
-            alone = self._nics_of[request] == 1
+                settings = nicplan.without_netdev(config, function)
+                return PreparedNic(function.address, "", settings=settings, rdma=rdma, change=change)
             settings = nicplan.settings_of(config, function, self._node.inventory, alone)
         except nicplan.SettingsError as error:
             raise ClaimError(f"{self._ref}: request {base}: {error}.") from error
         interface = self._interface(base, config)
-        ipam = self._ipam(config, interface)
-        return PreparedNic(function.address, interface, settings=settings, ipam=ipam, rdma=rdma)
+        if len(settings.interface(interface)) > 15:
+            raise ClaimError(
+                f"{self._ref}: the partition's interface {settings.interface(interface)!r} has a name longer than 15 "
+                "characters. Choose an interfaceName of at most 10."
+            )
+        ipam = self._ipam(config, settings.interface(interface))
+        return PreparedNic(
+            function.address, interface, settings=settings, ipam=ipam, rdma=rdma, change=change
+        )
 
     def _ipam(self, config: RdmaVfConfig, interface: str) -> IpamRequest | None:
         if config.ipam is None:

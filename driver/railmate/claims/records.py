@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from railmate.attach.functions import FunctionChange
 from railmate.attach.ipam import IpamRequest
 from railmate.attach.model import AttachedNetdev, NetdevSnapshot
 from railmate.attach.rdmamodel import RdmaDeviceRef, SeenNic
@@ -52,7 +53,8 @@ class PreparedNic:
 
     ``address`` identifies it for good. ``snapshot`` is its netdev on the node before any pod had it;
     None for a NIC with an RDMA device only. ``rdma`` are its RDMA devices, soft ones too. ``settings`` are what it
-    gets in the pod, with the addresses that ``ipam`` lends once it is ``leased``.
+    gets in the pod, with the addresses that ``ipam`` lends once it is ``leased``. ``change`` is what is done to the
+    function itself, when the claim is prepared: one that passes through has no interface and no RDMA device.
     """
 
     address: str
@@ -62,6 +64,23 @@ class PreparedNic:
     ipam: IpamRequest | None = None
     leased: bool = False
     rdma: tuple[RdmaDeviceRef, ...] = ()
+    change: FunctionChange | None = None
+
+    def with_snapshot(self, snapshot: NetdevSnapshot) -> PreparedNic:
+        """The NIC with what its netdev returns to. One that passes through has none to give to a pod."""
+        if self.change is None:
+            return replace(self, snapshot=snapshot)
+        change = replace(self.change, snapshot=snapshot, before=snapshot.vf)
+        return replace(self, snapshot=None if self.passes_through else snapshot, change=change)
+
+    @property
+    def pod_interface(self) -> str:
+        """The interface that a program in the pod uses."""
+        return self.settings.interface(self.interface)
+
+    @property
+    def passes_through(self) -> bool:
+        return self.change is not None and self.change.passes_through
 
 
 @dataclass(frozen=True, slots=True)

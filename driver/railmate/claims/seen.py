@@ -32,7 +32,7 @@ def network_data(entry: Entry, device: PreparedDevice) -> dict[str, Any] | None:
     assert nic.snapshot is not None
     seen = next((one for one in last_seen(entry, device) if one.pci_address == nic.address), None)
     found: dict[str, Any] = {
-        "interfaceName": seen.interface if seen else nic.interface,
+        "interfaceName": seen.interface if seen else nic.pod_interface,
         "hardwareAddress": (seen.mac if seen else None) or nic.snapshot.mac,
     }
     if seen and seen.addresses:
@@ -40,8 +40,13 @@ def network_data(entry: Entry, device: PreparedDevice) -> dict[str, Any] | None:
     return found
 
 
+def vfio_node(nic: PreparedNic) -> str | None:
+    """The VFIO node, below /dev, of a NIC that passes through; None of others, and before it is bound."""
+    return nic.change.node or None if nic.change is not None and nic.passes_through else None
+
+
 def interface_of(entry: Entry, nic: PreparedNic) -> str:
     """What the NIC's netdev is called where the pod sees it: on the host network it keeps its own name."""
     if entry.attachment is not None and entry.attachment.netns is None and nic.snapshot is not None:
         return nic.snapshot.name
-    return nic.interface
+    return nic.pod_interface

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from railmate.attach.errors import UnfitError
 from railmate.attach.netdev import snapshot
-from railmate.claims import leases
+from railmate.claims import leases, rebinding
 from railmate.claims.attachments import Attachments, Sandbox, attempt
 from railmate.claims.leases import Leases
 from railmate.claims.ledger import Ledger
@@ -32,6 +32,7 @@ from railmate.claims.plan import (
     refuse_shared_nic,
     reserved_pods,
 )
+from railmate.claims.rebinding import Rebinding, partition_missing
 from railmate.claims.records import ClaimRef, Entry, PreparedDevice
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.errors import RailmateError
@@ -83,11 +84,11 @@ class _NotYetError(RailmateError):
     """Cannot be done now; will pass by itself."""
 
 
-class _LeasesHeldError(RailmateError):
-    """The claim's former addresses must be given back first, which is not done under the lock."""
+class _HeldError(RailmateError):
+    """The claim's former addresses and functions must be given back first, which is not done under the lock."""
 
     def __init__(self, entry: Entry) -> None:
-        super().__init__(f"{entry.claim} has addresses")
+        super().__init__(f"{entry.claim} has addresses or changed functions")
         self.entry = entry
 
 
@@ -105,6 +106,7 @@ class ClaimState:
         self._observer = observer or ClaimObserver()
         self.moves = Attachments(node.driver, ledger, boot_id, self._observer.attached)
         self._leases = Leases(ledger, runtime_files, lambda: self._node.cni_dir)
+        self._rebinding = Rebinding(ledger, runtime_files, lambda: self._node, boot_id)
         self._boot_id = boot_id
         self._freed = threading.Event()
         self._stopping = False
@@ -123,6 +125,10 @@ class ClaimState:
         """PCI addresses of all hardware that claims hold, and whose it is."""
         with self._ledger.locked():
             return {part: entry.claim for entry in self._ledger.entries().values() for part in entry.hardware}
+
+    def changing(self) -> Set[str]:
+        """PCI addresses of functions that are on their way from one driver to another."""
+        return self._rebinding.changing()
 
     def held_addresses(self) -> Set[str]:
         return self.held().keys()
@@ -154,7 +160,8 @@ class ClaimState:
                         raise ClaimError(f"{ref}: it was given back while it was being prepared.")
                     entry = self._prepare_now(claim, ref)
                 return self._answer(entry)
-            except _LeasesHeldError as reason:
+            except _HeldError as reason:
+                self._rebinding.give_back(reason.entry)
                 self._leases.forget(reason.entry)
                 continue
             except _NotYetError as reason:
@@ -179,16 +186,16 @@ class ClaimState:
         with self._ledger.locked():
             self._preparing.difference_update(given_up)
             entry = self._ledger.get(ref.uid)
-            with_leases = entry is not None and leases.held(
-                entry
-            )  # then the record is needed a little longer
+            # then the record is needed a little longer
+            more = entry is not None and (leases.held(entry) or self._rebinding.held(entry))
             if entry is not None:
-                self.moves.detach(entry, "the claim is no longer used", keep_record=with_leases)
+                self.moves.detach(entry, "the claim is no longer used", keep_record=more)
             self._ledger.close_gate(ref.uid)
             self._files.remove(ref.uid)
-            if not with_leases:
+            if not more:
                 self._ledger.drop(ref.uid)
-        if entry is not None and with_leases:
+        if entry is not None and more:
+            self._rebinding.give_back(entry)
             self._leases.end(entry)
         self._observer.released(ref)
         self._freed.set()
@@ -279,10 +286,10 @@ class ClaimState:
         known = entries.pop(ref.uid, None)
         entry = self._still_valid(known, claim, ref) if known else None
         if entry is None:
-            if known is not None and leases.held(known):
-                raise _LeasesHeldError(known)
             if known is not None and known.boot_id == self._boot_id:
-                self.moves.detach(known, "its allocation has changed")
+                known = self.moves.detach(known, "its allocation has changed")
+            if known is not None and (leases.held(known) or self._rebinding.held(known)):
+                raise _HeldError(known)
             self._ledger.close_gate(ref.uid)  # a marker from before a reboot says nothing
             self.moves.fetch_strays()  # a netdev that came home late is to be remembered by its own name
             entry = self._new_entry(claim, ref, entries)
@@ -295,6 +302,10 @@ class ClaimState:
         return entry
 
     def _answer(self, entry: Entry) -> PreparedClaim:
+        if rebinding.wanted(entry):
+            entry = self._rebinding.make(entry.claim)
+        if (missing := partition_missing(entry, self._node)) is not None:
+            raise _NotYetError(f"{entry.claim}: {missing}.")  # a subnet manager needs a moment for a new GUID
         if leases.wanted(entry):
             entry = self._leases.obtain(entry.claim)
         return PreparedClaim(entry.devices, self._files.cdi_ids(entry))
@@ -322,7 +333,8 @@ class ClaimState:
     def _new_entry(self, claim: Mapping[str, Any], ref: ClaimRef, others: Mapping[str, Entry]) -> Entry:
         self._refuse_overlap(claim, ref, others)  # first: it is asked again and again while a claim waits
         plan = make_plan(claim, ref, self._node, self._taken_interfaces(claim, others))
-        devices = tuple(self._with_snapshots(device, ref) for device in plan.devices)
+        passing = {nic.address for device in plan.devices for nic in device.nics if nic.passes_through}
+        devices = tuple(self._with_snapshots(device, ref, passing) for device in plan.devices)
         for warning in plan.warnings:
             log.warning("%s", warning)
         return Entry(ref, plan.pods, devices, self._boot_id, plan.pod_claim_name)
@@ -341,27 +353,30 @@ class ClaimState:
                     f"{ref}: {', '.join(both)} is still held by {other.claim} ({other.claim.uid})."
                 )
 
-    def _with_snapshots(self, device: PreparedDevice, ref: ClaimRef) -> PreparedDevice:
+    def _with_snapshots(self, device: PreparedDevice, ref: ClaimRef, passing: Set[str]) -> PreparedDevice:
         nics = []
         strays = {stray.pci_address: stray for stray in self._ledger.strays()}
         for nic in device.nics:
-            if not nic.interface:  # it has an RDMA device only
-                nics.append(nic)
-                continue
-            netdev = self._node.netdev_of(nic.address)
-            if netdev is None:
-                # on its way home from a namespace that has just ended it is back in a moment
-                raise _NotYetError(f"{ref}: the netdev of {nic.address} is not on the node.")
-            port = physical_port(self._node.inventory.functions[nic.address], self._node.inventory)
             try:
-                soft = tuple(device for device in nic.rdma if device.soft)
+                nic = self._rebinding.inspected(nic, passing)
+                if not nic.interface and not (nic.change and nic.change.netdev):  # it has an RDMA device only
+                    nics.append(nic)
+                    continue
+                netdev = self._node.netdev_of(nic.address)
+                if netdev is None:
+                    # on its way home from a namespace that has just ended it is back in a moment
+                    raise _NotYetError(f"{ref}: the netdev of {nic.address} is not on the node.")
+                port = physical_port(self._node.inventory.functions[nic.address], self._node.inventory)
+                soft = tuple(one for one in (nic.change.rdma if nic.change else nic.rdma) if one.soft)
                 found = snapshot(netdev, nic.address, port, nic.settings)
                 stray = strays.get(nic.address)
                 if stray is not None and stray.parent is not None:
                     found = stray  # it came home and is not put right yet: that is what it goes back to
-                nics.append(replace(nic, snapshot=replace(found, soft_rdma=soft)))
+                nics.append(nic.with_snapshot(replace(found, soft_rdma=soft)))
             except UnfitError as error:
                 raise ClaimError(f"{ref}: {error}. Correct the config, or ask for another NIC.") from error
+            except _NotYetError:
+                raise
             except RailmateError as error:
                 raise _NotYetError(f"{ref}: {error}{'' if str(error)[-1:] in '.?!' else '.'}") from error
         return replace(device, nics=tuple(nics))

@@ -27,6 +27,7 @@ PERIOD = 5.0
 _PAUSE = 0.2
 #: Seconds after which an answer is too old to be given: a look can hang in the driver of a dying device.
 _STALE = 30.0
+_ON_ITS_WAY = "(changing)"  # in place of a driver
 
 
 class HealthMonitor:
@@ -38,6 +39,8 @@ class HealthMonitor:
     none). ``deliver`` calls it, so it may take its time; states that passed meanwhile are left out. If it raises, it
     gets the taints of that time again a little later.
     ``lost`` gives the addresses of GPUs that their driver has lost, from wherever that is known.
+    ``changing`` gives the addresses of functions that are being bound to another driver: that they have none for a
+    moment says nothing.
     ``before``: states of an earlier process, by address. ``remember`` gets all states after each look that changed
     one; it may take its time.
     ``period`` in seconds. ``clock``: seconds, never going back.
@@ -52,6 +55,7 @@ class HealthMonitor:
         pcie_links: bool,
         on_change: Callable[[Mapping[str, str]], None] | None = None,
         lost: Callable[[], Set[str]] = frozenset,
+        changing: Callable[[], Set[str]] = frozenset,
         before: Mapping[str, Damped] | None = None,
         remember: Callable[[Mapping[str, Damped]], None] = lambda states: None,
         period: float = PERIOD,
@@ -66,7 +70,7 @@ class HealthMonitor:
         self._lock = threading.Lock()  # for what follows
         self._offer = offer
         self._targets = targets(offer, inventory)
-        self._lost, self._remember = lost, remember
+        self._lost, self._remember, self._changing = lost, remember, changing
         self._states = dict(before or {})
         self._devices: tuple[DeviceHealth, ...] = ()
         self._looked: float | None = None
@@ -185,6 +189,8 @@ class HealthMonitor:
             facts = read(self._sysfs, target, on_bus, pcie_link=self._pcie_links)
             if address in lost:
                 facts = replace(facts, lost=True)
+            if facts.driver == "" and address in self._changing():
+                facts = replace(facts, driver=_ON_ITS_WAY)
             states[address] = damp(
                 self._states.get(address),
                 judge(target, facts),

@@ -101,7 +101,11 @@ class Agent:
             self._live_sandboxes,
         )
         self._devices = DeviceWatch(
-            settings, view, boot_id(), lambda taints: self._controller.set_taints(taints)
+            settings,
+            view,
+            boot_id(),
+            lambda taints: self._controller.set_taints(taints),
+            self._state.changing,
         )
         self._monitor = self._devices.monitor
         self._monitor.look()  # so that what does not work is never published without its taint
@@ -243,6 +247,7 @@ class Agent:
             vendor_cdi=self._vendor_specs.devices,
             cni_dir=settings.cni_bin_dir,
             nccl_topology=self._write_nccl_topology(view),
+            sysfs_root=settings.sysfs_root,
         )
 
     def _write_nccl_topology(self, view: View) -> bool:

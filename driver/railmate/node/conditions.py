@@ -11,7 +11,7 @@ from typing import Any
 
 from railmate.attach.rdmamodel import SeenNic
 from railmate.claims.records import Entry, PreparedDevice
-from railmate.claims.seen import interface_of, network_data, seen_now
+from railmate.claims.seen import interface_of, network_data, seen_now, vfio_node
 from railmate_api import attributes as names
 
 Condition = dict[str, str]
@@ -21,12 +21,14 @@ _TRUE, _FALSE, _UNKNOWN = "True", "False", "Unknown"
 def device_status(driver: str, entry: Entry, device: PreparedDevice) -> dict[str, Any]:
     """Without transition times; the caller adds those."""
     seen = seen_now(entry, device)
-    network, rdma = _network(entry, device), _rdma(device, seen)
+    network = _network(entry, device)
+    # what passes through is driven by the pod's own program, RDMA included
+    rdma = [] if all(nic.passes_through for nic in device.nics) else [_rdma(device, seen)]
     body: dict[str, Any] = {
         "driver": driver,
         "pool": device.pool,
         "device": device.device,
-        "conditions": [_ready(network, rdma), network, rdma],
+        "conditions": [_ready(network, *rdma), network, *rdma],
         "data": _data(device, seen),
     }
     if (found := network_data(entry, device)) is not None:
@@ -40,8 +42,8 @@ def _condition(kind: str, status: str, reason: str, message: str) -> Condition:
     return {"type": kind, "status": status, "reason": reason, "message": message}
 
 
-def _ready(network: Condition, rdma: Condition) -> Condition:
-    wrong = [one["message"] for one in (network, rdma) if one["status"] == _FALSE]
+def _ready(*parts: Condition) -> Condition:
+    wrong = [one["message"] for one in parts if one["status"] == _FALSE]
     if wrong:
         return _condition("Ready", _FALSE, "NotReady", " ".join(wrong))
     return _condition("Ready", _TRUE, "Attached", "The pod has the device.")
@@ -49,6 +51,12 @@ def _ready(network: Condition, rdma: Condition) -> Condition:
 
 def _network(entry: Entry, device: PreparedDevice) -> Condition:
     with_netdev = [nic for nic in device.nics if nic.snapshot]
+    passed = [f"{nic.address} as /dev/{node}" for nic in device.nics if (node := vfio_node(nic)) is not None]
+    if passed:
+        return _condition(
+            "NetworkReady", _TRUE, "PassedThrough",
+            f"For a program in the pod to drive, bound to vfio-pci: {', '.join(passed)}. There is no interface.",
+        )  # fmt: skip
     if not with_netdev:
         return _condition("NetworkReady", _TRUE, "NoNetdev", "The NIC has no netdev; there is none to give.")
     listed = ", ".join(interface_of(entry, nic) for nic in with_netdev)
@@ -117,6 +125,11 @@ def _rdma_of(nic: SeenNic, device: PreparedDevice) -> Condition:
 def _data(device: PreparedDevice, seen: Sequence[SeenNic]) -> dict[str, Any]:
     """Facts for programs, one object a NIC."""
     body: dict[str, Any] = {"nics": [_nic_data(nic) for nic in seen]}
+    body["nics"] += [
+        {"pciBusID": nic.address, "driver": nic.change.driver, "deviceNode": f"/dev/{node}"}
+        for nic in device.nics
+        if nic.change is not None and (node := vfio_node(nic)) is not None
+    ]
     distance = device.attributes.get(names.DISTANCE, {}).get("string")
     if distance:
         body["distance"] = distance

@@ -39,7 +39,7 @@ class RuntimeEvents:
     def _raise_limits(self, containers: list[ContainerInfo]) -> None:
         """Of containers that started while nobody heard of it."""
         running = [container for container in containers if container.pid and self._claims(container)]
-        concerned = [one for one in running if _has_rdma(self._attached.entries(self._claims(one), 0.0))]
+        concerned = [one for one in running if _pins_memory(self._attached.entries(self._claims(one), 0.0))]
         repaired = self._memlock.repair(concerned)
         if repaired:
             log.info("RLIMIT_MEMLOCK of %d running processes was raised", repaired)
@@ -79,7 +79,7 @@ class RuntimeEvents:
     ) -> ContainerAdjustment:
         """Limits and hints, from the claims that this container references and no others."""
         entries = self._attached.entries(claims)
-        limits = self._memlock.limits(container, pod.pid, pod.id) if _has_rdma(entries) else ()
+        limits = self._memlock.limits(container, pod.pid, pod.id) if _pins_memory(entries) else ()
         return ContainerAdjustment(rlimits=limits, env=environment(entries, container.env))
 
     def _checked(self, sandbox: Sandbox, claims: list[str]) -> None:
@@ -104,8 +104,9 @@ class RuntimeEvents:
         return await asyncio.get_running_loop().run_in_executor(self._workers, verb, *arguments)
 
 
-def _has_rdma(entries: Iterable[Entry]) -> bool:
-    return any(nic.rdma for entry in entries for nic in entry.nics)
+def _pins_memory(entries: Iterable[Entry]) -> bool:
+    """RDMA and VFIO pin the memory that a NIC reads and writes."""
+    return any(nic.rdma or nic.passes_through for entry in entries for nic in entry.nics)
 
 
 def live_sandboxes(pods: Iterable[PodSandbox]) -> list[PodSandbox]:

@@ -6,12 +6,16 @@ has set is never replaced. Sources: NCCL's environment variables page, ``ucx_inf
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from railmate.attach.rdmamodel import SeenNic
 from railmate.claims.records import Entry
 from railmate.claims.runtime_files import NCCL_TOPOLOGY
 from railmate.claims.seen import seen_now
+
+#: Before the request's name.
+FUNCTIONS = "PCIDEVICE_RAILMATE_DEV"
 
 
 def environment(entries: Iterable[Entry], present: Mapping[str, str]) -> dict[str, str]:
@@ -26,7 +30,20 @@ def environment(entries: Iterable[Entry], present: Mapping[str, str]) -> dict[st
     topology = any(device.nccl_topology for entry in entries for device in entry.devices)
     hints = {"NCCL_TOPO_FILE": NCCL_TOPOLOGY} if topology else {}
     hints |= _devices(nics)
+    hints |= _functions(entries)
     return {name: value for name, value in hints.items() if name not in present}
+
+
+def _functions(entries: Sequence[Entry]) -> dict[str, str]:
+    """Addresses of functions that a program drives by itself, a variable a request, as SR-IOV device plugins do."""
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        for device in entry.devices:
+            request = re.sub(r"[^A-Z0-9]", "_", device.request.upper())
+            for nic in device.nics:
+                if nic.passes_through:
+                    found.setdefault(f"{FUNCTIONS}_{request}", []).append(nic.address)
+    return {name: ",".join(addresses) for name, addresses in found.items()}
 
 
 def _devices(nics: Sequence[SeenNic]) -> dict[str, str]:

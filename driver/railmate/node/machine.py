@@ -149,6 +149,10 @@ class MachineWatch:
     def _look_again(self) -> None:
         held = self._held()
         view = look(self._settings, self._view.inventory, held)
+        if late := self._held() - held:
+            # a claim that was prepared meanwhile may have taken a function's driver away while it was looked at
+            held = held | late
+            view = look(self._settings, self._view.inventory, held)
         view = _provisioned(self._settings, view, held, self._provisioner)
         log_notes(view, self._view)
         if view.gone - self._view.gone:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 
 from railmate import files
@@ -34,6 +34,7 @@ class DeviceWatch:
         view: View,
         boot_id: str,
         on_change: Callable[[Mapping[str, str]], None],
+        changing: Callable[[], Set[str]] = frozenset,
     ) -> None:
         self._path, self._boot_id = settings.plugin_dir / _HEALTH, boot_id
         self._kept: bytes | None = None
@@ -51,6 +52,7 @@ class DeviceWatch:
             pcie_links=view.topology.machine_class is not MachineClass.VIRTUAL,
             on_change=on_change,
             lost=self._nvml.lost if self._nvml else frozenset,
+            changing=changing,
             before=recalled(self._path, boot_id),
             remember=self._remember,
         )
