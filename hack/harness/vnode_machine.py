@@ -22,6 +22,8 @@ AGENT_PORT = 4100  # in the node
 HOST = "10.0.2.2"  # this machine, as the node reaches it
 _ROOT_BUSES = (0x20, 0x80)
 _VF_OFFSET, _VF_STRIDE = 128, 2  # routing ids of igb's VFs, from its SR-IOV capability
+#: The first device. Without interrupt remapping VFIO gives no function to a program.
+_IOMMU = ("-device", "intel-iommu,intremap=on,caching-mode=on")
 _BUSES_PER_SWITCH = 5  # the root port's, the upstream port's and three downstream ports'
 
 
@@ -30,13 +32,15 @@ class Settings:
     """What may differ from node to node.
 
     vfs: virtual functions a NIC (0 to 7). rdma: "exclusive" or "shared", whose RDMA devices a network namespace sees
-    (rdma-system(8)). memory: MiB, of both sockets together; the node alone uses 500.
+    (rdma-system(8)). memory: MiB, of both sockets together; the node alone uses 500. iommu: another machine, without
+    GPUs: an IOMMU, a NIC whose VFs are in groups of their own, and a NIC below a switch without ACS, all in one group.
     """
 
     vfs: int = 4
     rdma: str = "exclusive"
     memory: int = 3072
     acceleration: str = "tcg"
+    iommu: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ def switches() -> tuple[Switch, ...]:
 def machine(boot: Boot, settings: Settings, agent_port: int) -> list[str]:
     """QEMU's arguments. Paths of sockets and logs are relative to the directory that QEMU runs in."""
     return [
-        "-M", "q35", *_processors(settings), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+        "-M", "q35", *(_IOMMU if settings.iommu else ()), *_processors(settings),
+        "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         "-kernel", str(boot.kernel), "-initrd", str(boot.initrd), "-append", _command_line(settings),
         "-chardev", "file,id=console,path=console.log", "-serial", "chardev:console",
         "-qmp", "unix:qmp.sock,server=on,wait=off",
@@ -80,7 +85,7 @@ def machine(boot: Boot, settings: Settings, agent_port: int) -> list[str]:
         "-device", "virtio-rng-pci,bus=pcie.0",
         "-netdev", f"user,id=own,hostfwd=tcp:127.0.0.1:{agent_port}-:{AGENT_PORT}",
         "-device", "virtio-net-pci,netdev=own,mac=52:54:00:00:00:fe,bus=pcie.0",
-        *(argument for socket in range(SOCKETS) for argument in _socket(socket)),
+        *(_nics_behind_iommu() if settings.iommu else (part for socket in range(SOCKETS) for part in _socket(socket))),
     ]  # fmt: skip
 
 
@@ -104,7 +109,7 @@ def _command_line(settings: Settings) -> str:
     return (
         "console=ttyS0 panic=-1 quiet loglevel=4 pci=realloc tsc=reliable clocksource=tsc "
         "mitigations=off nokaslr audit=0 apparmor=0 nowatchdog transparent_hugepage=never rcupdate.rcu_expedited=1 "
-        f"vnode.port={AGENT_PORT} vnode.rdma={settings.rdma}"
+        f"vnode.port={AGENT_PORT} vnode.rdma={settings.rdma}{' intel_iommu=on iommu=pt' if settings.iommu else ''}"
     )
 
 
@@ -118,6 +123,22 @@ def _processors(settings: Settings) -> Iterator[str]:
         yield from ("-object", f"memory-backend-ram,id=memory{node},size={settings.memory // SOCKETS}M")
         yield from ("-numa", f"node,nodeid={node},memdev=memory{node},cpus={node}")
     yield from ("-numa", "dist,src=0,dst=1,val=21")
+
+
+def _nics_behind_iommu() -> Iterator[str]:
+    """QEMU's root ports have ACS, its switches have not."""
+    for index in range(2):
+        port = f"port{index}"
+        yield from (
+            "-device",
+            f"pcie-root-port,id={port},hotplug=off,bus=pcie.0,chassis={1 + index},slot={index}",
+        )
+        if index == 1:
+            yield from ("-device", f"x3130-upstream,id=up,bus={port}")
+            yield from ("-device", "xio3130-downstream,id=down,hotplug=off,bus=up,chassis=3,slot=0")
+            port = "down"
+        yield from ("-netdev", f"hubport,hubid=0,id=fabric{index}")
+        yield from ("-device", f"igb,bus={port},netdev=fabric{index},mac=52:54:00:ee:{index:02x}:ff")
 
 
 def _socket(socket: int) -> Iterator[str]:

@@ -52,10 +52,12 @@ def _ready(*parts: Condition) -> Condition:
 def _network(entry: Entry, device: PreparedDevice) -> Condition:
     with_netdev = [nic for nic in device.nics if nic.snapshot]
     passed = [f"{nic.address} as /dev/{node}" for nic in device.nics if (node := vfio_node(nic)) is not None]
+    bare = any("noiommu" in one for one in passed)
     if passed:
         return _condition(
             "NetworkReady", _TRUE, "PassedThrough",
-            f"For a program in the pod to drive, bound to vfio-pci: {', '.join(passed)}. There is no interface.",
+            f"For a program in the pod to drive, bound to vfio-pci: {', '.join(passed)}. There is no interface."
+            + (" It is used without an IOMMU: it can reach all of the node's memory." if bare else ""),
         )  # fmt: skip
     if not with_netdev:
         return _condition("NetworkReady", _TRUE, "NoNetdev", "The NIC has no netdev; there is none to give.")
