@@ -25,7 +25,7 @@ from railmate_api.fields import (
     setting,
     settings,
 )
-from railmate_api.rules import AtLeastOne, AtMost, Needs, Rule
+from railmate_api.rules import AtLeastOne, AtMost, Excludes, Needs, Rule
 
 _NAME = Text("[a-z][a-z0-9-]*", "lower-case letters, digits, '-'", 12)
 
@@ -69,7 +69,11 @@ class Selector:
 class EveryType:
     """A config with a field of each type, types within types, and rules between the fields."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (Needs("offset", "mtu"), AtMost("offset", "mtu"))
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Needs("offset", "mtu"),
+        AtMost("offset", "mtu"),
+        Excludes("gateway", ("trust", "link")),
+    )
 
     name: str | None = setting("name", INTERFACE_NAME, "A name.", unset="none")
     mac: str | None = setting(

@@ -24,7 +24,7 @@ from component.sweep_steps import AFTER, BEFORE, Steps
 from railmate.attach.model import MoveRequest
 from railmate.attach.netdev import attach_all
 from railmate.claims.records import Attachment
-from unit.claims.claims_world import VFS, claim, ref, uid
+from unit.claims.claims_world import VFS, claim, ref, uid, vfio_config
 
 _PATIENCE = 3.0  # seconds; nothing here is ever in the way for longer
 
@@ -39,6 +39,7 @@ class Scenario:
     namespace_ends: bool = False  # while no driver runs
     claim_ends: bool = False  # while no driver runs; nobody asks for it any more
     again: Callable[[Driver], None] | None = None  # None: the verb
+    passing: bool = False  # the claim wants its VFs bound to vfio-pci
 
 
 def prepare(driver: Driver) -> None:
@@ -110,6 +111,13 @@ SCENARIOS: dict[str, Scenario] = {
     "unprepare, then the claim is gone": Scenario(
         in_order(prepare, attach), unprepare, live=False, namespace_ends=True, claim_ends=True, again=nothing
     ),
+    "prepare what passes through": Scenario(nothing, prepare, live=False, passing=True),
+    "prepare what passes through, then the pod is deleted": Scenario(
+        nothing, prepare, live=False, claim_ends=True, again=nothing, passing=True
+    ),
+    "unprepare what passes through": Scenario(
+        in_order(prepare, attach, release), unprepare, live=False, passing=True
+    ),
     "start": Scenario(half_attached, start, again=lambda driver: driver.state.check(LIVE, [uid(1)])),
 }
 
@@ -117,8 +125,11 @@ SCENARIOS: dict[str, Scenario] = {
 class Sweep:
     def __init__(self, scenario: Scenario, nics: int, root: Path) -> None:
         self.scenario, self.device = scenario, {1: "pair-0", 2: "wide"}[nics]
-        self.interfaces = {f"net{n + 1}": MACS[VFS[n]] for n in range(nics)}
+        moved = 0 if scenario.passing else nics
+        self.interfaces = {f"net{n + 1}": MACS[VFS[n]] for n in range(moved)}
+        self.passing = VFS[: nics - moved]
         self.node = Node(root)
+        self.bus_at_first = self.node.bus.state()
         self.failures: list[str] = []
         self.cases = 0
 
@@ -153,9 +164,10 @@ class Sweep:
             self.node.clear()
 
     def _claim_exists(self) -> None:
-        self.node.api.claims = {
-            "claim-1": claim(1, self.device, configs=[settings_config(len(self.interfaces))])
-        }
+        self.node.api.claims = {"claim-1": claim(1, self.device, configs=[self._config()])}
+
+    def _config(self) -> Any:
+        return vfio_config() if self.passing else settings_config(len(self.interfaces))
 
     # --- what the processes do
     def _begin(self) -> Driver:
@@ -165,6 +177,7 @@ class Sweep:
 
     def _count(self) -> list[str]:
         steps = Steps()
+        self.node.bus.around = steps.unseen
         driver = self._begin()
         steps.arm()
         self.scenario.verb(driver)
@@ -173,6 +186,7 @@ class Sweep:
 
     def _dying(self, number: int, when: str) -> None:
         steps = Steps()
+        self.node.bus.around = steps.unseen
         driver = self._begin()
         steps.arm(number, when)
         self.scenario.verb(driver)
@@ -202,7 +216,12 @@ class Sweep:
         self._forked(ending)
         self.node.start_sandbox()
         picture = {name: part for name, part in self.node.picture().items() if not name.startswith("pod's")}
-        clean = {"node": {name: (mac, 4000, True) for name, mac in HOME.items()}, "pod": {}, "files": {}}
+        clean = {
+            "node": {name: (mac, 4000, True) for name, mac in HOME.items()},
+            "pod": {},
+            "files": {},
+            "bus": self.bus_at_first,
+        }
         if picture != clean:
             raise AssertionError(f"something is left in the end:\n{difference(clean, picture)}")
         for path in self.node.root.iterdir():  # making directories are steps, too
@@ -217,6 +236,10 @@ class Sweep:
                 raise AssertionError(
                     f"{when} the gate is open for {open_for} and the devices are not in it: {there}"
                 )
+
+            bound = {address: self.node.bus.driver(address) for address in self.passing}
+            if set(bound.values()) - {"vfio-pci"}:
+                raise AssertionError(f"{when} the gate is open and the VFs are bound to {bound}")
 
     def _forked(self, work: Callable[[], Any], dies: bool = False) -> Any:
         """Run ``work`` in a process of its own; its result. ``dies``: it must be killed."""

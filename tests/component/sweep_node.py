@@ -16,6 +16,7 @@ from typing import Any
 
 from pyroute2 import IPRoute
 
+from railmate.attach.drivers import DriverBinding
 from railmate.claims.attachments import Sandbox
 from railmate.claims.ledger import Ledger
 from railmate.claims.reconcile import Reconciler
@@ -23,6 +24,7 @@ from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.state import ClaimState
 from railmate.inventory.model import Inventory, Netdev
 from railmate.kube.errors import ApiError
+from unit.attach.pci_bus import PciBus
 from unit.claims import claims_world as world
 from unit.claims.claims_world import VFS, sandbox
 
@@ -106,6 +108,11 @@ def inventory() -> Inventory:
     return replace(found, functions=functions)
 
 
+def make_link(name: str, address: str, *more: str) -> None:
+    peer = f"peer{VFS.index(address)}"
+    ip("link", "add", name, "address", MACS[address], *more, "type", "veth", "peer", "name", peer)
+
+
 class Node:
     """Four VFs, played by veth ends; a pod's namespace; what is on the disk; the API's claims."""
 
@@ -119,13 +126,21 @@ class Node:
         ip("netns", "add", POD_NS)
         self._route, self._pod_route = IPRoute(), IPRoute(netns=POD_NS)
         self._pod_fd = os.open(POD_PATH, os.O_RDONLY)
+        self.bus = PciBus(root.with_name(f"{root.name}-pci"))
         self.make_links()
+        DriverBinding._write = staticmethod(self.bus.write)  # type: ignore[method-assign, assignment]
 
     def make_links(self) -> None:
+        shutil.rmtree(self.bus.root, ignore_errors=True)
+        self.bus.came = self.bus.went = lambda address: None
+        self.bus.setup("mlx5_core")
         for number, address in enumerate(VFS):
-            ip("link", "add", f"vf{number}", "address", MACS[address], "mtu", "4000",
-               "type", "veth", "peer", "name", f"peer{number}")  # fmt: skip
+            make_link(f"vf{number}", address, "mtu", "4000")
             ip("link", "set", f"vf{number}", "up")
+            self.bus.add(address, "mlx5_core", str(10 + number))
+        # a driver's netdev is the kernel's own way of naming and setting up one
+        self.bus.came = lambda address: make_link(f"eth{VFS.index(address)}", address)
+        self.bus.went = lambda address: ip("link", "delete", f"peer{VFS.index(address)}")
 
     def clear(self) -> None:
         """After a case that left something behind: the next one starts anew."""
@@ -191,6 +206,7 @@ class Node:
                 rule.get_attr("FRA_PRIORITY") or 0: rule["table"] for rule in self._pod_route.get_rules()
             },
             "files": self.files(),
+            "bus": self.bus.state(),
         }
 
     def _ipv4(self, route: IPRoute) -> list[Any]:
@@ -216,7 +232,13 @@ class Driver:
     """The parts of a driver process that claims go through."""
 
     def __init__(self, node: Node) -> None:
-        view = world.view(inventory=inventory(), netdev_of=netdev_of, cni_dir=node.cni_dir)
+        view = world.view(
+            inventory=inventory(),
+            netdev_of=netdev_of,
+            cni_dir=node.cni_dir,
+            sysfs_root=node.bus.sysfs,
+            dev_root=node.bus.dev,
+        )
         plugin = node.root / "plugins" / world.DRIVER
         ledger = Ledger(plugin)
         files = RuntimeFiles(world.DRIVER, plugin, node.root / "cdi", plugin / "gate")

@@ -38,6 +38,14 @@ class Steps:
     def arm(self, number: int = 0, when: str = BEFORE) -> None:
         self.names, self._number, self._when, self.counting = [], number, when, True
 
+    def unseen(self, act: Callable[[], None]) -> None:
+        """What the kernel does is no step of the process."""
+        counting, self.counting = self.counting, False
+        try:
+            act()
+        finally:
+            self.counting = counting
+
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.counting:
             return

@@ -91,12 +91,12 @@ class DriverBinding:
     def _unbind(self) -> None:
         if (driver := self.driver) is None:
             return
-        failed: list[AttachError] = []
+        failed: list[BaseException] = []
 
         def unbind() -> None:
             try:
                 self._write(self._bus / "drivers" / driver / "unbind", self.address)
-            except AttachError as error:
+            except BaseException as error:
                 failed.append(error)
 
         # not in this thread: the kernel waits without end while a process has the function open
@@ -105,7 +105,7 @@ class DriverBinding:
         thread.join(_UNBIND_PATIENCE)
         if thread.is_alive():
             raise AttachError(f"{driver} does not let {self.address} go: a process still has it open")
-        if failed and self.driver is not None:
+        if failed and self.driver is not None:  # else somebody else was faster
             raise failed[0]
 
     @staticmethod

@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from harness.vnode import VirtualNode, acceleration
 from harness.vnode_machine import Settings
 from harness.vnode_packages import UnavailableError
 
 _SCRIPT = Path(__file__).with_name("vfio_in_guest.py")
+
+
+def _example() -> dict[str, Any]:
+    """The config of examples/vfio-pci."""
+    manifest = Path(__file__).resolve().parents[3] / "examples/vfio-pci/manifest.yaml"
+    template = next(yaml.safe_load_all(manifest.read_text()))
+    (entry,) = template["spec"]["spec"]["devices"]["config"]
+    return dict(entry["opaque"]["parameters"])
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +40,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         pytest.skip(f"no virtual node on this machine: {error}")
     try:
         path = "PYTHONPATH=/usr/lib/railmate/own:/usr/lib/railmate/packages"
-        said = node.channel.run("env", path, "python3", "-", stdin=_SCRIPT.read_bytes(), timeout=900)
+        script, config = _SCRIPT.read_bytes(), f"EXAMPLE={json.dumps(_example())}"
+        said = node.channel.run("env", path, config, "python3", "-", stdin=script, timeout=900)
         found: dict[str, Any] = json.loads(said)
         print(
             f"prepare {found['prepare_seconds']:.2f} s, unprepare {found['unprepare_seconds']:.2f} s, "
@@ -51,7 +61,7 @@ def test_the_claim_gets_the_control_node_and_its_groups(seen: dict[str, Any]) ->
 
 
 def test_the_physical_function_was_told_mac_and_vlan(seen: dict[str, Any]) -> None:
-    assert seen["told"] == ["52:54:00:ee:77:77", 77]
+    assert seen["told"] == ["52:54:00:ee:77:77", 100]
 
 
 def test_what_is_published_does_not_change(seen: dict[str, Any]) -> None:

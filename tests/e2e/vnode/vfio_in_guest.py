@@ -41,7 +41,7 @@ from railmate.topology.analyze import analyze
 
 SYSFS, DEV = Path("/sys"), Path("/dev")
 REF = ClaimRef("00000000-0000-4000-8000-000000000001", "team", "claim")
-MAC, VLAN = "52:54:00:ee:77:77", 77
+MAC = "52:54:00:ee:77:77"
 PATIENCE = 120  # seconds; everything is emulated
 #: linux/vfio.h; the type is ';', 0x3b.
 _API_VERSION, _SET_IOMMU, _GROUP_STATUS, _SET_CONTAINER, _DEVICE_FD, _DEVICE_INFO = (
@@ -57,14 +57,8 @@ def run(*command: str) -> str:
 
 
 class Api:
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, **parameters: Any) -> None:
         self.device = "vf"
-        parameters = {
-            "apiVersion": "railmate.dev/v1alpha1",
-            "kind": "RdmaVfConfig",
-            "driver": "vfio-pci",
-            **config,
-        }
         self.config = {
             "source": "FromClaim",
             "requests": [],
@@ -223,7 +217,7 @@ def main() -> dict[str, Any]:
     inventory = scan()
     pfs = sorted(f.address for f in inventory.functions.values() if f.virtual_functions)
     alone, crowded = (inventory.functions[pf].virtual_functions[0] for pf in pfs)
-    api = Api(mac=MAC, vlan=VLAN)
+    api = Api(**json.loads(os.environ["EXAMPLE"]), mac=MAC)
     root = Path(tempfile.mkdtemp())
     start = partial(claims, root, api, inventory, alone)
     before = state(alone)

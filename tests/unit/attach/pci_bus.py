@@ -18,11 +18,12 @@ VFIO = "vfio-pci"
 
 @dataclass
 class PciBus:
-    """``came`` and ``went`` hear of a function's netdev: address."""
+    """``came`` and ``went`` hear of a function's netdev: address. ``around`` gets each thing that the kernel does."""
 
     root: Path
     came: Callable[[str], None] = lambda address: None
     went: Callable[[str], None] = lambda address: None
+    around: Callable[[Callable[[], None]], None] = lambda act: act()
     own: dict[str, str] = field(default_factory=dict)  # address -> its own driver
     probing: bool = True  # sriov_drivers_autoprobe
     noiommu: bool = False
@@ -74,7 +75,7 @@ class PciBus:
             with path.open("r+"):  # as opening a file below /sys: nothing is cut off
                 pass
             self.written.append((path.name, text.strip()))
-            self._act(path, text.strip())
+            self.around(lambda: self._act(path, text.strip()))
         except OSError as error:
             raise AttachError(f"{path} does not take {text.strip()!r}: {error.strerror}") from None
 

@@ -94,6 +94,30 @@ class Peer:
         ]
 
 
+def test_node_and_port_guid_are_told_and_understood() -> None:
+    """struct ifla_vf_guid: the VF and, aligned to 8 bytes, the GUID as a number. pyroute2 reads it otherwise, so it is
+    compared with bytes written down by hand from include/uapi/linux/if_link.h."""
+    sent: list[bytes] = []
+
+    class Wire(Peer):
+        def request(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
+            if kind == 18:
+                return [self._answer()]
+            sent.append(body[16:])
+            return []
+
+        def _info(self, number: int, now: VfSettings) -> list[bytes]:
+            guid = struct.pack("=IIQ", number, 0, 0x0200_0000_0000_00AA)
+            return [*super()._info(number, now), attribute(10, guid), attribute(11, guid)]
+
+    peer = Wire()
+    vf.write_guids(peer, PORT, "02:00:00:00:00:00:00:aa")  # type: ignore[arg-type]
+    value = bytes([3, 0, 0, 0, 0, 0, 0, 0, 0xAA, 0, 0, 0, 0, 0, 0, 2])
+    assert sent == [nested(22, nested(1, attribute(kind, value))) for kind in (10, 11)]
+    assert vf.read(peer, PORT).guid == "02:00:00:00:00:00:00:aa"  # type: ignore[arg-type]
+    assert vf.read(Peer(), PORT).guid is None, "Ethernet has none"  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", SPOKEN)
 def test_each_setting_is_told_in_the_kernels_terms(name: str) -> None:
     value, attribute_name, wanted = SPOKEN[name]

@@ -28,7 +28,7 @@ def load(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_the_examples_are_there() -> None:
-    assert {"eight-pairs", "host-network", "matched-gpu-and-vf", "one-pair"} <= set(FOLDERS)
+    assert {"eight-pairs", "host-network", "matched-gpu-and-vf", "one-pair", "vfio-pci"} <= set(FOLDERS)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -63,6 +63,7 @@ def test_the_page_shows_how_to_run_and_end_it(folder: str) -> None:
         ("host-network", [names.CLASS_PAIR], 1),
         ("matched-gpu-and-vf", [names.CLASS_GPU, names.CLASS_RDMA_VF], 1),
         ("eight-pairs", [names.CLASS_PAIR], 8),
+        ("vfio-pci", [names.CLASS_RDMA_VF], 1),
     ],
 )
 def test_requests_name_our_classes(folder: str, classes: list[str], count: int) -> None:
@@ -88,3 +89,15 @@ def test_pod_on_the_host_network_asks_for_hints_which_nic_is_its_own() -> None:
     (entry,) = template["spec"]["spec"]["devices"]["config"]
     assert config.decode(entry["opaque"]["parameters"]).env_hints is True
     assert pod["spec"]["hostNetwork"] is True
+
+
+def test_a_program_is_told_the_address_of_the_vf_that_it_drives() -> None:
+    """The config itself is applied in the virtual node (tests/e2e/vnode/test_vfio.py)."""
+    template, _ = load("vfio-pci")
+    devices = template["spec"]["spec"]["devices"]
+    decoded = config.decode(devices["config"][0]["opaque"]["parameters"])
+    assert (decoded.driver, decoded.env_hints) == ("vfio-pci", True)
+    manifest = (EXAMPLES / "vfio-pci/manifest.yaml").read_text()
+    variable = f"PCIDEVICE_RAILMATE_DEV_{devices['requests'][0]['name'].upper()}"
+    assert variable in manifest
+    assert variable in (EXAMPLES / "vfio-pci/README.md").read_text()

@@ -113,5 +113,5 @@ class World:
         return json.loads((self.root / "cdi" / f"{DRIVER}-claim-{uid(number)}.json").read_text())
 
     def clean(self) -> bool:
-        left = [path for path in self.root.rglob("*") if path.is_file() and path.name != "serialize.lock"]
+        left = [path for path in self.root.rglob("*") if path.is_file() and path.suffix != ".lock"]
         return not left and self.netdevs.all_home()

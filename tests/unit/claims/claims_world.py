@@ -103,6 +103,13 @@ def config(
     }
 
 
+def vfio_config(source: str = "FromClaim", requests: list[str] | None = None, **fields: Any) -> Any:
+    """A config whose own field ``driver`` is vfio-pci."""
+    made = config(source, requests, **fields)
+    made["opaque"]["parameters"]["driver"] = "vfio-pci"
+    return made
+
+
 def claim(
     number: int = 1,
     *results: dict[str, Any] | str,

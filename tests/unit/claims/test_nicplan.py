@@ -98,7 +98,13 @@ def test_every_field_becomes_a_setting(field: str) -> None:
 
 def test_no_field_is_forgotten() -> None:
     declared = {one.name for one in fields.settings(RdmaVfConfig).values()}
-    assert declared == EFFECTS.keys() | {"interfaceName", "ipam", "envHints"}
+    elsewhere = {
+        "driver": "test_passed_through",
+        "guid": "test_infiniband",
+        "pkey": "test_infiniband",
+        "ipoib": "",
+    }
+    assert declared == EFFECTS.keys() | {"interfaceName", "ipam", "envHints"} | elsewhere.keys()
 
 
 def test_without_config_a_vf_gets_its_physical_functions_mtu() -> None:

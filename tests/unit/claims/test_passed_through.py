@@ -15,7 +15,21 @@ from typing import Any
 
 import pytest
 from claims_netdevs import HOST, World
-from claims_world import DRIVER, GPUS, PF, VFS, claim, config, inventory, ref, result, sandbox, uid, view
+from claims_world import (
+    DRIVER,
+    GPUS,
+    PF,
+    VFS,
+    claim,
+    config,
+    inventory,
+    ref,
+    result,
+    sandbox,
+    uid,
+    vfio_config,
+    view,
+)
 
 import railmate.claims.state as verbs
 from railmate.attach import drivers, functions
@@ -30,7 +44,7 @@ from railmate.node.hints import environment
 from railmate.publish.model import Offer, OfferedDevice
 from unit.attach.pci_bus import PciBus
 
-VFIO = config(driver="vfio-pci")
+VFIO = vfio_config()
 
 
 @dataclass
@@ -159,7 +173,7 @@ def test_what_the_physical_function_keeps_is_told_while_the_vf_has_no_driver(
 
     monkeypatch.setattr(functions.vf, "write", write)
     monkeypatch.setattr(verbs, "snapshot", with_vf)
-    machine.world.prepared(1, "vf-0", configs=[config(driver="vfio-pci", **settings)])
+    machine.world.prepared(1, "vf-0", configs=[vfio_config(**settings)])
     (told,) = machine.told
     assert (told.vlan, told.trust, told.max_tx_rate, told.mac) == (100, True, 1000, "02:00:00:00:00:aa")
     assert driver_then == [None]
@@ -372,14 +386,14 @@ def test_a_physical_function_is_not_given_away(machine: Machine) -> None:
 )  # fmt: skip
 def test_what_needs_a_netdev_contradicts_it(machine: Machine, field: dict[str, Any]) -> None:
     with pytest.raises(ClaimError, match="driver cannot be beside interfaceName, mtu"):
-        machine.world.prepared(1, "vf-0", configs=[config(driver="vfio-pci", **field)])
+        machine.world.prepared(1, "vf-0", configs=[vfio_config(**field)])
     with pytest.raises(ClaimError, match="class and claim together: driver cannot be beside"):
         machine.world.prepared(1, "vf-0", configs=[config("FromClass", **field), VFIO])
 
 
 def test_two_requests_of_one_claim_go_different_ways(machine: Machine) -> None:
     world = machine.world
-    fast = config(driver="vfio-pci", requests=["fast"])
+    fast = vfio_config(requests=["fast"])
     world.prepared(1, result("vf-0", "fast"), result("vf-1", "plain"), configs=[fast])
     world.state.attach(sandbox())
     assert world.netdevs.moves == ["vf1 to /run/netns/1 as net1"]
@@ -389,7 +403,7 @@ def test_two_requests_of_one_claim_go_different_ways(machine: Machine) -> None:
 
 
 def test_people_and_programs_are_told(machine: Machine) -> None:
-    hinted = config(driver="vfio-pci", envHints=True)
+    hinted = vfio_config(envHints=True)
     machine.world.prepared(1, result("vf-0", "fast-path"), configs=[hinted])
     machine.world.state.attach(sandbox())
     entry = machine.world.ledger.get(uid(1))
