@@ -72,7 +72,7 @@ class EveryType:
     RULES: ClassVar[tuple[Rule, ...]] = (
         Needs("offset", "mtu"),
         AtMost("offset", "mtu"),
-        Excludes("gateway", ("trust", "link")),
+        Excludes("alone", ("name", "trust", "link")),
     )
 
     name: str | None = setting("name", INTERFACE_NAME, "A name.", unset="none")
@@ -83,6 +83,7 @@ class EveryType:
     offset: int | None = setting("offset", Integer(-(2**53), 2**53), "Any.", unset="0")
     trust: bool | None = setting("trust", Boolean(), "Trust.", unset="false")
     link: str | None = setting("link", Choice(("auto", "enable", "disable")), "State.", unset="auto")
+    alone: bool | None = setting("alone", Boolean(), "Nothing else.", unset="false")
     gateway: str | None = setting("gateway", Address(), "Gateway.", unset="none")
     addresses: tuple[str, ...] | None = setting("addresses", Items(Network(), 64), "Addresses.", unset="none")
     routes: tuple[Route, ...] | None = setting("routes", Items(Group(Route), 64), "Routes.", unset="none")

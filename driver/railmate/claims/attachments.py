@@ -107,7 +107,7 @@ class Attachments:
         self._ledger.put(entry, durable=False)
         self._ledger.open_gate(entry.claim.uid, sandbox.id, host_network=sandbox.netns is None)
         self._on_attached(entry)
-        moved = ", ".join(f"{netdev.pci_address} as {netdev.name}" for netdev in mine)
+        moved = ", ".join(f"{netdev.pci_address} as {netdev.name}" for netdev in mine) or "nothing to move"
         log.info(
             "%s: attached to %s: %s", entry.claim, sandbox.pod, moved if sandbox.netns else "host network"
         )

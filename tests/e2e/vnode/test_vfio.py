@@ -95,3 +95,10 @@ def test_a_vf_that_shares_its_group_with_a_driver_of_the_node_is_refused(seen: d
     assert f"{pf} (driver igb)" in said
     assert "ACS" in said
     assert driver == "igbvf"
+
+
+def test_the_kernels_ipoib_reads_our_message_as_it_reads_that_of_iproute2(seen: dict[str, Any]) -> None:
+    """There is no InfiniBand link here, so it refuses both; a message that it cannot read it refuses otherwise."""
+    ours, theirs = seen["ipoib"]
+    assert "Operation not supported" not in theirs, "ib_ipoib is loaded"
+    assert ours.rpartition(": ")[2] == theirs.rpartition(": ")[2]

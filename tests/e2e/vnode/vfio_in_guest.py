@@ -22,8 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from railmate.attach import drivers
+from railmate.attach import drivers, ipoib, links
 from railmate.attach.drivers import DriverBinding
+from railmate.attach.errors import AttachError
+from railmate.attach.settings import IpoibSettings
 from railmate.claims.attachments import Sandbox
 from railmate.claims.ledger import Ledger
 from railmate.claims.plan import NodeView
@@ -35,6 +37,7 @@ from railmate.inventory.merge import keep_facts, keep_held
 from railmate.inventory.model import Inventory
 from railmate.inventory.net import netdev_of
 from railmate.inventory.scan import scan
+from railmate.netlink import Netlink
 from railmate.publish.devices import build_offer
 from railmate.publish.model import Offer, OfferedDevice
 from railmate.topology.analyze import analyze
@@ -208,6 +211,25 @@ def sweep(start: Callable[[], ClaimState], address: str, before: dict[str, Any])
     return {"cases": cases, "failures": failures}
 
 
+def ipoib_answers(netdev: str) -> list[str]:
+    """What the kernel's IPoIB says to our message and to iproute2's, over an interface that is no InfiniBand one."""
+    run("modprobe", "ib_ipoib")
+    wanted = IpoibSettings(0x8001, "datagram", True)
+    answers = []
+    with Netlink() as netlink:
+        link = links.get(netlink, netdev)
+        assert link is not None
+        try:
+            ipoib.make_child(netlink, link.index, "p.8001", wanted)
+        except AttachError as error:
+            answers.append(str(error))
+    command = ["ip", "link", "add", "link", netdev, "name", "p.8001", "type", "ipoib", "pkey", "0x8001"]
+    done = subprocess.run(
+        [*command, "mode", "datagram", "umcast", "1"], capture_output=True, text=True, check=False
+    )
+    return [*answers, done.stderr.strip()]
+
+
 def offer_of(inventory: Inventory) -> Offer:
     return build_offer(inventory, analyze(inventory))
 
@@ -265,6 +287,7 @@ def main() -> dict[str, Any]:
         claims(root, api, inventory, crowded).prepare(REF, patience=0)
     except RailmateError as error:
         found["crowded"] = [str(error), pfs[1], DriverBinding(SYSFS, crowded).driver]
+    found["ipoib"] = ipoib_answers(netdev_of(SYSFS, pfs[0]) or "")
     found["left"] = sorted(str(path.relative_to(root)) for path in root.rglob("*.json"))
     return found
 

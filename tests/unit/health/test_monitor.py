@@ -135,7 +135,7 @@ def test_answer_that_is_too_old_is_unknown(tree: Tree, clock: Clock) -> None:
     one = monitor(tree, clock=clock)
     one.look()
     clock.now += 29
-    assert by_name(one)[tree.pair.name].health is Health.HEALTHY
+    assert {health.health for health in by_name(one).values()} == {Health.HEALTHY}
     clock.now += 2
     assert {device.health for device in one.devices()} == {Health.UNKNOWN}
     assert "hangs" in by_name(one)[tree.pair.name].message
@@ -275,3 +275,16 @@ def test_look_costs_little(
         costs.append((time.thread_time() - before) * 1000)
     record_property("milliseconds of CPU", min(costs))
     assert min(costs) < milliseconds
+
+
+def test_a_vf_on_its_way_to_another_driver_is_not_ill_and_one_without_is(tree: Tree, clock: Clock) -> None:
+    vf = tree.vf
+    (tree.function(vf) / "driver").unlink()
+    on_its_way = {vf}
+    one = monitor(tree, clock=clock, changing=lambda: on_its_way)
+    one.look()
+    assert one.taints == {}
+    assert {health.health for health in by_name(one).values()} == {Health.HEALTHY}
+    on_its_way.clear()
+    one.look()
+    assert set(one.taints.values()) == {"nic-driver-unbound"}

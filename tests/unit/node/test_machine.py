@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import railmate.node.machine as module
+from harness.machines import MACHINES, load_machine
+from harness.sysfs import write_tree
 from railmate.inventory.model import Inventory
 from railmate.node.machine import MachineWatch, View, first_look, look, remember
 from railmate.node.provisioning import Provisioner
@@ -218,3 +220,33 @@ def test_what_is_odd_is_said_when_it_is_new_and_not_again(
         "0000:07:00.0: its file makes no sense",
         "vf-9 is not offered: it has no driver",
     ]
+
+
+def test_what_a_claim_took_during_the_look_is_looked_at_as_held(watched: Watched) -> None:
+    """Prepare may have taken a VF's driver away while the machine was looked at: that changes nothing published."""
+    answers = [set[str](), {VFS[1]}]
+    watched.held = lambda: answers.pop(0) if answers else {VFS[1]}
+    without = view(2)
+    watched.looks.append(without)  # it has lost its driver and would no longer be offered
+    watched.see(view())
+    assert [held for _, held in watched.asked] == [set(), {VFS[1]}]
+    assert watched.changed == []
+
+
+def test_a_vf_that_is_bound_to_another_driver_for_a_claim_is_published_as_before(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """Also by the next process; and not for anybody else: one that an administrator has bound is not offered."""
+    write_tree(load_machine(MACHINES / "dgx-a100.yaml", 2), tmp_path / "own")
+    settings = replace(settings, sysfs_root=tmp_path / "own/sys", proc_root=tmp_path / "own/proc")
+    first = look(settings)
+    vf = next(device.nics[0] for device in first.offer.devices if device.kind == "rdma-vf")
+    remember(settings, first)
+    driver = settings.sysfs_root / "bus/pci/devices" / vf / "driver"
+    driver.unlink()
+    driver.symlink_to("../../../bus/pci/drivers/vfio-pci")
+    assert look(settings, first.inventory, {vf}).offer == first.offer
+    assert first_look(settings, {vf}, NO_VFS).offer == first.offer
+    others = look(settings, first.inventory)
+    assert vf not in {nic for one in others.offer.devices for nic in one.nics}
+    assert any("held by driver vfio-pci" in note for note in others.offer.notes)

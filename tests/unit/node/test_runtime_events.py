@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from railmate.attach.functions import FunctionChange
 from railmate.attach.rdmalook import ROCE_V2
 from railmate.attach.rdmamodel import Gid, RdmaDeviceRef, SeenNic
 from railmate.claims.attachments import Sandbox
@@ -264,3 +265,11 @@ def test_limit_that_is_none_already_is_not_set_twice(events: RuntimeEvents, clai
     """The runtime refuses a container for which two plugins set one limit."""
     claims.known[UID] = attached(UID, "mlx5_2")
     assert adjusted(events, OURS, rlimits=(MEMLOCK,)).rlimits == ()
+
+
+def test_memory_is_not_limited_for_what_drives_a_vf_by_itself(events: RuntimeEvents, claims: Claims) -> None:
+    change = FunctionChange("vfio-pci", "igbvf", made=True, node="vfio/17")
+    device = PreparedDevice("main", "node1", "vf-0", (), (PreparedNic("0000:0c:00.1", "", change=change),))
+    claims.known[UID] = replace(attached(UID), devices=(device,))
+    found = do(events.create_container(pod(), container(f"railmate.dev/claim={UID}-vf-0")))
+    assert found.rlimits == (Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED),)
