@@ -15,7 +15,7 @@ from component.conftest import Cluster, request
 from harness.process import ProcessRecord
 from railmate.publish.model import Offer, overlap
 from railmate_api import attributes as names
-from unit.publish.offered_machines import Case, big, built, recorded
+from unit.publish.offered_machines import Case, big, built, four_nics, recorded
 
 SWITCH = names.PCIE_SWITCH
 
@@ -99,6 +99,7 @@ LOADED = [
     recorded("dgx-a100", 1),
     recorded("dgx-a100", 2, switch_groups=True),
     recorded("aws-p5en", 0),
+    four_nics(4),
     recorded("aws-p4d", 0),
 ]
 
@@ -122,7 +123,7 @@ def test_no_gpu_is_stranded_while_no_claim_asks_for_a_nic_alone(cluster: Cluster
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("case", LOADED[:4], ids=lambda case: str(case.name))
+@pytest.mark.parametrize("case", LOADED[:5], ids=lambda case: str(case.name))
 def test_no_gpu_is_stranded_by_much_load(cluster: Cluster, case: Case, seed: int) -> None:
     strand(cluster, case, seed, steps=60)
 

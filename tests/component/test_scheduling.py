@@ -14,6 +14,7 @@ import yaml
 from component.conftest import CLAIMS, Cluster, request
 from railmate.publish.model import Offer
 from railmate_api import attributes as names
+from unit.publish.offered_machines import four_nics
 
 Offers = Callable[..., Offer]
 GPU, VF, PAIR = "gpu.railmate.dev", "rdma-vf.railmate.dev", "gpu-rdma-pair.railmate.dev"
@@ -161,6 +162,31 @@ def test_switch_is_not_joined_across_two_switches(cluster: Cluster, node: str) -
     """Three GPUs below one switch: there are two."""
     assert take(cluster, node, "three", request("gpus", GPU, 3), request("vf", VF), match=SWITCH) == []
     assert len(take(cluster, node, "two", request("gpus", GPU, 2), request("vf", VF), match=SWITCH)) == 3
+
+
+def test_gpus_that_share_a_nic_go_out_in_pairs_or_as_their_group_and_never_both(cluster: Cluster) -> None:
+    """Eight GPUs and four NICs with VFs: each GPU has a VF of its own."""
+    offer = four_nics(vfs=4).offer
+    node = cluster.node("four-nics")
+    cluster.publish(node, offer)
+    group = next(one for one in offer.devices if one.kind == names.KIND_GROUP)
+    (pair,) = take(cluster, node, "pair", request("pair", PAIR))
+    assert offer.by_name[pair].gpus[0] in group.gpus, "the first of each"
+    groups = take(cluster, node, "groups", request("groups", names.CLASS_GROUP, 3))
+    assert len(groups) == 3
+    assert group.name not in groups
+    assert take(cluster, node, "fourth", request("group", names.CLASS_GROUP)) == []
+    (other,) = take(cluster, node, "other", request("pair", PAIR))
+    assert set(parts(offer, pair, other)) >= set(group.gpus), "the rest of the group that could not be had"
+    assert take(cluster, node, "none", request("pair", PAIR)) == []
+    used = parts(offer, pair, other, *groups)
+    assert len(used) == len(set(used))
+
+    for pod in ("fourth", "none", "groups", "pair", "other"):  # those that wait first
+        cluster.delete_pod(f"{node}-{pod}")
+        cluster.delete_claim(f"{node}-{pod}")
+    assert len(take(cluster, node, "all", request("pairs", PAIR, 8))) == 8
+    assert take(cluster, node, "late", request("group", names.CLASS_GROUP)) == []
 
 
 #: Devices as other drivers may have them: without attributes, with ours by name but not by type.

@@ -97,10 +97,13 @@ class _PoolView:
     def __init__(self, pool: Pool, taken: Taken) -> None:
         self._pool, self._taken = pool, taken
         self._left: dict[CounterId, Number] = dict(pool.counters)
+        self._with_nics: set[CounterId] = set()  # of GPUs that went out with their NICs
         for device in (*pool.devices, *pool.elsewhere):
             if device.id in taken.devices or device.id in taken.shared:
                 for counter, amount in device.consumes:
                     self._left[counter] -= amount
+                if _kind(device) in _JOINED:
+                    self._with_nics.update(counter for counter, _ in device.consumes)
         self._overdrawn = any(value < 0 for value in self._left.values())
         self._gpu_counters = {c for d in pool.devices if _kind(d) == names.KIND_GPU for c, _ in d.consumes}
 
@@ -120,6 +123,8 @@ class _PoolView:
     def has_idle_nic(self, pair: Device) -> bool:
         """Of a pair that is not free: whether that is for its GPU alone."""
         if pair.id in self._taken.devices or _tainted(pair):
+            return False
+        if any(counter in self._with_nics for counter, _ in pair.consumes):
             return False
         return self._has(pair, False) and not self._has(pair, True)
 

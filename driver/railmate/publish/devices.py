@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -21,8 +20,8 @@ from railmate.publish.attributes import (
 from railmate.publish.counters import assign_counters
 from railmate.publish.devicenames import device_name, group_name, pair_name
 from railmate.publish.model import Offer, OfferedDevice
-from railmate.topology.distance import worst
-from railmate.topology.model import Pair, Role, Source, Topology
+from railmate.publish.units import Unit, Units, whole_switches
+from railmate.topology.model import Role, Topology
 from railmate.topology.nickinds import PASS_THROUGH
 from railmate_api import attributes as names
 
@@ -40,8 +39,8 @@ class OfferOptions:
     """What an administrator may set, and what is found on the node beside the machine.
 
     ``share_pair_vfs``: offer the VF of a pair alone as well. It is off by default: where a physical
-    function has several VFs, one of them is kept for its pair, so that a claim for a lone VF never
-    costs a GPU its NIC. A physical function with a single VF, or without any, is offered both ways.
+    function has several VFs, one of them is kept for each of its pairs, so that a claim for a lone VF
+    never costs a GPU its NIC. A physical function with a single VF, or without any, is offered both ways.
     ``excluded``: PCI addresses that are never offered (the node's uplink).
     ``lone_vfs``: how many VFs of a physical function are offered alone at most; None: all.
     ``switch_groups``: where a switch has several pairs, offer all of it as one device as well.
@@ -71,15 +70,6 @@ def build_offer(inventory: Inventory, topology: Topology, options: OfferOptions 
     return replace(offer, sections=mapping.sections(), notes=(*mapping.notes(), *offer.notes))
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """A pair or group of the matching, with what of it can be offered."""
-
-    pair: Pair
-    gpus: tuple[Gpu, ...]
-    nics: tuple[Nic, ...]
-
-
 class _Mapping:
     def __init__(self, inventory: Inventory, topology: Topology, options: OfferOptions) -> None:
         self._topology, self.options, self._inventory = topology, options, inventory
@@ -103,47 +93,24 @@ class _Mapping:
                 self._vfs.setdefault(nic.function.physical_function, []).append(nic)
         for vfs in self._vfs.values():
             vfs.sort(key=lambda vf: vf.vf_index or 0)
-        # an n-th pair of the same physical function takes its n-th VF
-        self._taken: Counter[str] = Counter()
-        self._kept_for_pairs: set[str] = set()
-        self._without_half: list[str] = []  # GPUs whose pair could not be made for want of a NIC
+        self._units = Units(topology, self._functions, self._gpus, self._nics, self._vfs)
 
     # --- GPUs with NICs
     def together(self) -> list[OfferedDevice]:
-        """Pairs, then groups. To be called once, before ``lone_nics``."""
-        units = [unit for pair in self._topology.pairs if (unit := self._unit(pair)) is not None]
-        pairs = [self._joined(unit) for unit in units if len(unit.gpus) == 1]
-        groups = [unit for unit in units if len(unit.gpus) > 1]
+        """Pairs, then groups."""
+        pairs, groups = self._units.pairs, self._units.groups
         if self.options.switch_groups:
-            groups += _whole_switches(units)
-        return [*_in_switch_order(pairs), *_in_switch_order([self._joined(one) for one in groups])]
+            # of what shares a NIC the group, which has the switch's NICs once
+            in_groups = {gpu for unit in groups for gpu in unit.pair.gpus}
+            alone = [unit for unit in pairs if in_groups.isdisjoint(unit.pair.gpus)]
+            groups = [*groups, *whole_switches([*alone, *groups])]
+        return [
+            device
+            for units in (pairs, groups)
+            for device in _in_switch_order([self._joined(unit) for unit in units])
+        ]
 
-    def _unit(self, pair: Pair) -> _Unit | None:
-        """What of a matched pair is offered. None without a GPU, or where one of the NICs is not offered."""
-        gpus = tuple(self._gpus[address] for address in pair.gpus if address in self._gpus)
-        if not gpus:
-            return None
-        halves = [self._nic_of_pair(nic) for nic in pair.nics]
-        nics = tuple(nic for nic in halves if nic is not None)
-        if not nics or len(nics) != len(halves):
-            self._without_half += [gpu.address for gpu in gpus]
-            return None
-        for nic in nics:
-            self._taken[nic.function.physical_function or nic.address] += 1
-            self._kept_for_pairs.add(nic.address)
-        return _Unit(pair, gpus, nics)
-
-    def _nic_of_pair(self, physical_function: str) -> Nic | None:
-        """The next VF of the physical function, or the function itself where it has none at all: it would
-        go into the pod from under VFs that are only not offered."""
-        used = self._taken[physical_function]
-        if self._functions[physical_function].virtual_functions:
-            vfs = self._vfs.get(physical_function, [])
-            return vfs[used] if used < len(vfs) else None
-        nic = self._nics.get(physical_function)
-        return nic if nic is not None and used == 0 else None
-
-    def _joined(self, unit: _Unit) -> OfferedDevice:
+    def _joined(self, unit: Unit) -> OfferedDevice:
         gpus, nics = [gpu.address for gpu in unit.gpus], [nic.address for nic in unit.nics]
         attributes = self._describe.together(unit.pair, unit.gpus, unit.nics)
         if len(gpus) == 1:
@@ -194,7 +161,7 @@ class _Mapping:
         for port in self._ports():
             if port in self._vfs or self._functions[port].virtual_functions:
                 vfs = self._vfs.get(port, [])
-                kept = self._kept_for_pairs if len(vfs) > 1 and not self.options.share_pair_vfs else set()
+                kept = self._units.kept if len(vfs) > 1 and not self.options.share_pair_vfs else set()
                 alone = [vf for vf in vfs if vf.address not in kept]
             else:
                 alone = [self._nics[port]] if port in self._nics else []
@@ -252,7 +219,9 @@ class _Mapping:
         yield from notes.left_out("rail NIC", ports)
         for parent, reasons in vfs.items():
             yield from notes.vfs_left_out(parent, reasons)
-        yield from notes.halves(self._without_half)
+        yield from notes.halves(self._units.without_half)
+        for unit in self._units.few_vfs:
+            yield notes.few_vfs([gpu.address for gpu in unit.gpus], unit.pair.nics)
         yield from notes.too_long(self._describe.too_long, MAX_STRING)
 
     def _obstacle(self, device: Gpu | Nic) -> str | None:
@@ -286,31 +255,6 @@ def _grouped(items: list[Item], key: Callable[[Item], object]) -> list[Item]:
     for item in items:
         order.setdefault(key(item), len(order))
     return sorted(items, key=lambda item: order[key(item)])
-
-
-def _whole_switches(units: Iterable[_Unit]) -> list[_Unit]:
-    """All of a switch as one, where the matching made several units below it."""
-    below: defaultdict[str, list[_Unit]] = defaultdict(list)
-    for unit in units:
-        if unit.pair.pcie_switch:
-            below[unit.pair.pcie_switch].append(unit)
-    found = []
-    for switch, held in below.items():
-        if len(held) == 1:
-            continue
-        sources = {unit.pair.source for unit in held}
-        whole = Pair(
-            gpus=tuple(gpu.address for unit in held for gpu in unit.gpus),
-            nics=tuple(nic for unit in held for nic in unit.pair.nics),
-            distance=worst(unit.pair.distance for unit in held),
-            pcie_switch=switch,
-            source=sources.pop()
-            if len(sources) == 1
-            else Source.OVERRIDE,  # only an override makes a mixture
-        )
-        gpus = tuple(gpu for unit in held for gpu in unit.gpus)
-        found.append(_Unit(whole, gpus, tuple(nic for unit in held for nic in unit.nics)))
-    return found
 
 
 def _device(

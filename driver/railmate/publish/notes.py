@@ -44,6 +44,15 @@ def halves(gpus: Sequence[str]) -> Iterator[str]:
         )
 
 
+def few_vfs(gpus: Sequence[str], nics: Sequence[str]) -> str:
+    """GPUs that share a NIC with VFs, but not one for each."""
+    one = len(nics) == 1
+    return (
+        f"GPUs {', '.join(gpus)} share NIC{'' if one else 's'} {', '.join(nics)} and are offered as a group only: with "
+        f"{len(gpus)} usable VFs or more on {'it' if one else 'each'}, each GPU would have a pair device too"
+    )
+
+
 def too_long(devices_without: Mapping[str, int], limit: int) -> Iterator[str]:
     """``devices_without``: attribute to the number of devices that had to leave it out."""
     for attribute, count in devices_without.items():

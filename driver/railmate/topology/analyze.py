@@ -135,6 +135,16 @@ class _Analysis(Survey):
                     cards = [one for one in cards if one not in matched_cards]
         return tuple(sorted(pairs, key=lambda pair: order(pair.gpus[0])))
 
+    @cached_property
+    def shares(self) -> tuple[Pair, ...]:
+        stated = {gpus for gpus, _ in self.stated.pairs}
+        return tuple(
+            self._pair((gpu,), pair.nics, Source.OVERRIDE if pair.gpus in stated else None)
+            for pair in self.pairs
+            if len(pair.gpus) > 1
+            for gpu in pair.gpus
+        )
+
     def _share_switch(self, gpu: str, card_address: str) -> bool:
         nic = self.cards[card_address][0]
         return self.shares_dma(gpu, nic) or bool(common((self.chains[gpu], self.chains[nic])))
@@ -229,6 +239,7 @@ class _Analysis(Survey):
             machine_class=self.machine_class,
             paths=self.paths,
             pairs=self.pairs,
+            shares=self.shares,
             roles=self.roles,
             switches=self.device_switches,
             rails=self.rail_ordinals(),

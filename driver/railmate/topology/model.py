@@ -84,6 +84,7 @@ class Topology:
     machine_class: MachineClass  # of the machine as sysfs shows it, whatever an override says
     paths: tuple[GpuNicPath, ...] = ()  # every GPU x physical NIC, GPUs outer, PCI order
     pairs: tuple[Pair, ...] = ()
+    shares: tuple[Pair, ...] = ()  # each GPU of a pair of several, alone with the NICs that they share
     roles: Mapping[str, Role] = field(default_factory=dict)
     switches: Mapping[str, str] = field(default_factory=dict)  # device -> its pcieSwitch
     rails: Mapping[str, int] = field(default_factory=dict)  # GPU or NIC -> rail ordinal

@@ -48,6 +48,25 @@ def test_pair_taken_strands_neither_half() -> None:
     assert counts(state(held("c", "pair-0-0"))) == (3, 3, 0, 0, 2, 3)
 
 
+def test_nic_of_a_pair_whose_gpu_went_out_in_a_group_is_not_idle() -> None:
+    """The group has another VF of the same NIC, and a VF that is kept for its pair goes nowhere else."""
+    published = machine(switches=1)
+    counters = [
+        one["consumesCounters"][0] for one in published[1]["spec"]["devices"] if one["name"][:4] == "gpu-"
+    ]
+    group = {
+        "name": "group-0",
+        "attributes": {"railmate.dev/kind": {"string": "group"}},
+        "consumesCounters": [
+            {**counters[0], "counters": {**counters[0]["counters"], **counters[1]["counters"]}}
+        ],
+    }
+    published[1]["spec"]["devices"].append(group)
+    assert counts(state(published=published)) == (2, 2, 0, 0, 2, 2)
+    assert counts(state(held("c", "group-0"), published=published)) == (0, 0, 0, 0, 0, 0)
+    assert counts(state(held("c", "gpu-0-1"), published=published)) == (1, 1, 0, 1, 1, 1)
+
+
 def test_tainted_pair_counts_as_not_free_and_its_gpu_as_stranded() -> None:
     published = machine(switches=1)
     taint = {"key": "railmate.dev/unhealthy", "value": "nic-link-down", "effect": "NoSchedule"}

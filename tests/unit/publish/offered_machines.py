@@ -105,6 +105,16 @@ def big(switches: int, gpus: int, nics: int) -> Machine:
     return synthetic("\n".join(tree), MODELS)
 
 
+def four_nics(vfs: int) -> Case:
+    """Eight GPUs and four NICs, as machines with H100s are often bought: two GPUs and their NIC below each switch."""
+    machine = bound(big(switches=4, gpus=2, nics=1))
+    nic_of = {gpu: f"{gpu[:4]}:40:00.0" for gpu in machine.gpus}
+    if vfs:
+        machine = with_vfs(machine, dict.fromkeys(nic_of.values()), vfs, MODELS)
+    right = {gpu: frozenset([nic]) for gpu, nic in nic_of.items()}
+    return Case(f"4-nics-{vfs}vf" if vfs else "4-nics", inventory_of(machine), right)
+
+
 def _one_to_one(pairs: list[tuple[int, str, str]]) -> dict[str, str]:
     return {gpu: nic for _, gpu, nic in pairs}
 
@@ -155,6 +165,8 @@ def cases() -> tuple[Case, ...]:
         built("oci-h100", known.oci_h100(), dict(pair.split("-") for pair in oci.split())),
         built("ibm-h100-vm", known.ibm_h100_vm(), dict(pair.split("-") for pair in ibm.split())),
         built("aurora", known.aurora(), aurora),
+        four_nics(vfs=0),
+        four_nics(vfs=4),
         grace("gb200", "gb200", functions=2, data_direct=False),
         grace("gb300", "gb300", functions=1, data_direct=True),
     )

@@ -65,13 +65,18 @@ def test_notes_are_no_part_of_what_is_published(scanned: Scanned) -> None:
     assert noted.by_name == offer.by_name
 
 
-def test_gpus_that_share_a_nic_are_a_group_and_need_no_note() -> None:
-    offer = offer_of(one_switch(gpus=4, nics=1, vfs=4))
-    assert offer.notes == ()
-    (group,) = [device for device in offer.devices if device.kind == names.KIND_GROUP]
-    assert len(group.gpus) == 4
-    vfs = [device for device in offer.devices if device.kind == names.KIND_RDMA_VF]
-    assert len(vfs) == 3, "one is the group's"
+def test_gpus_that_share_a_port_or_have_vfs_enough_need_no_note() -> None:
+    for vfs in (0, 4):
+        assert offer_of(one_switch(gpus=4, nics=1, vfs=vfs)).notes == ()
+
+
+def test_gpus_that_share_a_nic_with_too_few_vfs_are_named_and_what_would_help() -> None:
+    (note,) = offer_of(one_switch(gpus=4, nics=1, vfs=3)).notes
+    gpus = ", ".join(f"0000:1{n}:00.0" for n in range(4))
+    assert note == (
+        f"GPUs {gpus} share NIC 0000:40:00.0 and are offered as a group only: with 4 usable VFs or more on it, each "
+        "GPU would have a pair device too"
+    )
 
 
 def test_nics_without_rdma_device_are_named_once(scanned: Scanned) -> None:
