@@ -16,6 +16,7 @@ CLASS_GPU: Final = "gpu.railmate.dev"
 CLASS_RDMA_VF: Final = "rdma-vf.railmate.dev"
 CLASS_PAIR: Final = "gpu-rdma-pair.railmate.dev"
 CLASS_PAIR_NUMA: Final = "gpu-rdma-pair-numa.railmate.dev"
+CLASS_PAIR_ANY: Final = "gpu-rdma-pair-any.railmate.dev"
 CLASS_GROUP: Final = "gpu-rdma-group.railmate.dev"
 CLASS_GPU_PARTITION: Final = "gpu-partition.railmate.dev"
 

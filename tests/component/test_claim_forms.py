@@ -135,7 +135,6 @@ def outcomes(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Mapp
     shipped = cluster.plane.request("GET", "/apis/resource.k8s.io/v1/deviceclasses")["items"]
     classes = [{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", **one} for one in shipped]
     classes.append(EXTRA_CLASS)
-    classes += [one for one in written(TRIED[0][0], "fallback") if one["kind"] == "DeviceClass"]
     objects, asked = list(classes[len(shipped) :]), list[str]()
     foretold: dict[str, list[str]] = {}
     refused: Counter[str] = Counter()
@@ -146,7 +145,7 @@ def outcomes(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Mapp
         if not foretold[name] and refused[form] > REFUSALS:
             continue
         cluster.publish(cluster.node(f"n-{name}"), offer_of(case))
-        objects += [one for one in written(case, form) if one["kind"] != "DeviceClass"]
+        objects += written(case, form)
         asked.append(name)
     cluster.plane.kubectl("apply", "-f", "-", input=as_list(objects))
     found = {name: Outcome(devices, None) for name, devices in foretold.items()}

@@ -21,6 +21,7 @@ CLASSES = {
     names.CLASS_PAIR_NUMA: lambda one: (
         one.kind == names.KIND_PAIR and names.PCIE_SWITCH not in one.attributes
     ),
+    names.CLASS_PAIR_ANY: lambda one: one.kind == names.KIND_PAIR,
     names.CLASS_GROUP: lambda one: one.kind == names.KIND_GROUP,
 }
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"

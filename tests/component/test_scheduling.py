@@ -12,13 +12,14 @@ import pytest
 import yaml
 
 from component.conftest import CLAIMS, Cluster, request
+from railmate.inventory.model import Inventory
 from railmate.publish.model import Offer
 from railmate_api import attributes as names
 from unit.publish.offered_machines import four_nics
 
 Offers = Callable[..., Offer]
 GPU, VF, PAIR = "gpu.railmate.dev", "rdma-vf.railmate.dev", "gpu-rdma-pair.railmate.dev"
-CLASSES = (GPU, VF, PAIR, names.CLASS_PAIR_NUMA, names.CLASS_GROUP, names.CLASS_GPU_PARTITION)
+CLASSES = (GPU, VF, PAIR, names.CLASS_PAIR_NUMA, names.CLASS_PAIR_ANY, names.CLASS_GROUP, names.CLASS_GPU_PARTITION)
 SWITCH = "railmate.dev/pcieSwitch"
 FACTS = Path(__file__).resolve().parents[1] / "machines" / "dgx-a100.yaml"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -156,6 +157,38 @@ def test_gpu_and_vf_are_joined_by_attribute(cluster: Cluster, offers: Offers, no
         wanted = [request("gpu", GPU), request("vf", VF)]
         gpu, vf = take(cluster, node, str(number), *wanted, match=name)
         assert offer.by_name[gpu].attributes[name] == offer.by_name[vf].attributes[name]
+
+
+def test_nics_alone_are_joined_with_the_gpus_of_another_vendors_driver(
+    cluster: Cluster, offers: Offers, scanned: Callable[[str, int], Inventory]
+) -> None:
+    """By the host bridge, as its driver and ours publish it in the attribute that is everybody's."""
+    node, offer = cluster.node("foreign-gpus"), offers(nics_only=True)
+    cluster.publish(node, offer)
+    root = "resource.kubernetes.io/pcieRoot"
+    gpus = {f"gpu-{n}": gpu.function.pcie_root for n, gpu in enumerate(scanned("dgx-a100", 4).gpus)}
+    body = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": node},
+        "spec": {
+            "driver": "gpu.example.com",
+            "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": name, "attributes": {root: {"string": of}}} for name, of in gpus.items()],
+        },
+    }
+    cluster.plane.request("POST", "/apis/resource.k8s.io/v1/resourceslices", body)
+    cel = {"expression": 'device.driver == "gpu.example.com"'}
+    body = {"metadata": {"name": "gpu.example.com"}, "spec": {"selectors": [{"cel": cel}]}}
+    body |= {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}
+    cluster.plane.request("POST", "/apis/resource.k8s.io/v1/deviceclasses", body)
+    for number in range(8):
+        gpu, vf = take(
+            cluster, node, str(number), request("gpu", "gpu.example.com"), request("vf", VF), match=root
+        )
+        assert gpus[gpu] == offer.by_name[vf].attributes[root]
+    assert take(cluster, node, "pair", request("pair", PAIR)) == []
 
 
 def test_switch_is_not_joined_across_two_switches(cluster: Cluster, node: str) -> None:

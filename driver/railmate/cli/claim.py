@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     made = template(args.name, args.namespace, spec.devices)
     if args.slices:
         _check_slices(args.slices, spec, made)
-    objects = [*spec.own_classes, made]
+    objects = [made]
     if args.workload:
         about = Workload(args.name, args.namespace, args.image, args.nodes, spec.gpus, args.queue)
         objects += KINDS[args.workload](about)
@@ -147,12 +147,11 @@ def _check_name(name: str) -> None:
 
 # --- against slices
 def _check_slices(paths: list[Path], spec: Spec, made: Object) -> None:
-    from railmate.compose.check import classes_without_devices, on_empty_nodes, with_classes
+    from railmate.compose.check import classes_without_devices, on_empty_nodes
     from railmate.explain.cel import Selectors
-    from railmate.explain.parse import parse_claim, parse_class
+    from railmate.explain.parse import parse_claim
 
     world: World = world_of([one for path in paths for one in read_objects(path)])
-    world = with_classes(world, {one.name: one for one in map(parse_class, spec.own_classes)})
     where = ", ".join(map(str, paths))
     if not world.slices:
         raise UsageError(

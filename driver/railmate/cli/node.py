@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
         gate_binary=args.gate_binary,
         kubeconfig=args.kubeconfig,
         http_address=args.http_address,
+        nics_only=args.publish == "nics",
         share_pair_vfs=args.share_pair_vfs,
         lone_vfs=args.lone_vfs,
         switch_groups=args.switch_groups,

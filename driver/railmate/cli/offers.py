@@ -8,6 +8,13 @@ import argparse
 def add_offer_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
+        "--publish",
+        choices=("all", "nics"),
+        default="all",
+        help="all: GPUs, NICs and pairs; nics: NICs alone, where another driver publishes the GPUs; claims then join the "
+        "two by matchAttribute resource.kubernetes.io/pcieRoot",
+    )
+    add(
         "--share-pair-vfs",
         action="store_true",
         help="offer the VF of a pair alone as well, also where its physical function has further VFs",

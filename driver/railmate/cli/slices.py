@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     inventory = scan(args.sysfs_root, args.proc_root or default_proc_root(args.sysfs_root))
     topology = analyze(inventory, override)
     options = OfferOptions(
+        nics_only=args.publish == "nics",
         share_pair_vfs=args.share_pair_vfs,
         lone_vfs=args.lone_vfs,
         switch_groups=args.switch_groups,

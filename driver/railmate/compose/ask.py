@@ -16,10 +16,8 @@ from railmate_api import attributes as names
 
 #: Devices in one claim (k8s.io/api resource/v1, AllocationResultsMaxSize), and alternatives of one request.
 MAX_DEVICES: Final = 32
-#: Pairs whatever lies between GPU and NIC: the one class that a claim may bring itself.
-CLASS_PAIR_ANY: Final = f"gpu-rdma-pair-any.{names.DOMAIN}"
 #: Where a pair may come from when there is none on a switch: word of --fallback to class.
-FALLBACKS: Final = {"numa": names.CLASS_PAIR_NUMA, "any": CLASS_PAIR_ANY}
+FALLBACKS: Final = {"numa": names.CLASS_PAIR_NUMA, "any": names.CLASS_PAIR_ANY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +38,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """``devices``: spec.devices of a claim. ``why``: sentences for whoever reads the YAML. ``own_classes``: what the
-    claim needs of DeviceClasses that the driver's chart does not install. ``gpus``: the most that it may bring."""
+    """``devices``: spec.devices of a claim. ``why``: sentences for whoever reads the YAML. ``gpus``: the most that the
+    claim may bring."""
 
     devices: dict[str, Any]
     why: tuple[str, ...]
-    own_classes: tuple[dict[str, Any], ...] = ()
     gpus: int = 0
 
 
@@ -89,13 +86,7 @@ def compose(ask: Ask) -> Spec:
         why.append(
             "One constraint holds all of it under one switch; it is cheap, as the pairs are whole devices."
         )
-    own = (_any_class(),) if "any" in ask.fallback else ()
-    if own:
-        why.append(
-            f"Class {CLASS_PAIR_ANY} is not installed with the driver: an administrator applies the DeviceClass below, "
-            "once."
-        )
-    return Spec(devices, tuple(why), own, pairs + gpus + (ask.groups or 0) * (ask.group_gpus or 1))
+    return Spec(devices, tuple(why), pairs + gpus + (ask.groups or 0) * (ask.group_gpus or 1))
 
 
 def class_names(spec: Spec) -> list[str]:
@@ -213,16 +204,3 @@ def _group_selectors(ask: Ask) -> list[str]:
 def _label(device_class: str) -> str:
     """A request's name, which is a DNS label, from a class's."""
     return device_class.partition(".")[0][:63].strip("-") or "devices"
-
-
-def _any_class() -> dict[str, Any]:
-    expression = (
-        f'device.driver == "{names.DRIVER_NAME}" && '
-        f'device.attributes["{names.DOMAIN}"].?kind.orValue("") == "{names.KIND_PAIR}"'
-    )
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceClass",
-        "metadata": {"name": CLASS_PAIR_ANY},
-        "spec": {"selectors": [{"cel": {"expression": expression}}]},
-    }

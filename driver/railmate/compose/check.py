@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from railmate.explain.cel import Selectors
@@ -22,11 +22,6 @@ def classes_without_devices(
 def on_empty_nodes(claim: Claim, world: World, seconds: float, selectors: Selectors) -> Verdict:
     """The verdict if no claim held anything."""
     return judge(replace(world, claims=()), Wish(f"claim {claim.title}", (claim,)), seconds, selectors)
-
-
-def with_classes(world: World, classes: Mapping[str, DeviceClass]) -> World:
-    """The world with these classes as well; its own win."""
-    return replace(world, classes={**classes, **world.classes})
 
 
 def _has(device_class: DeviceClass, devices: Sequence[Device], selectors: Selectors) -> bool:

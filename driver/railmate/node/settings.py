@@ -34,6 +34,7 @@ class Settings:
     gate_binary: Path = Path("/usr/libexec/railmate/gate")
     kubeconfig: str | None = None
     http_address: str = ""  # "", "host:port" or "unix:/path"
+    nics_only: bool = False
     share_pair_vfs: bool = False
     lone_vfs: int | None = None  # None: all
     switch_groups: bool = False
@@ -55,6 +56,7 @@ class Settings:
     def offer_options(self, excluded: frozenset[str]) -> OfferOptions:
         """``excluded``: addresses that are never offered."""
         return OfferOptions(
+            nics_only=self.nics_only,
             share_pair_vfs=self.share_pair_vfs,
             excluded=excluded,
             lone_vfs=self.lone_vfs,

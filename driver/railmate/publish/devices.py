@@ -38,6 +38,7 @@ _GPUS = "gpus"  # the section of everything with a GPU
 class OfferOptions:
     """What an administrator may set, and what is found on the node beside the machine.
 
+    ``nics_only``: offer NICs alone, and no GPU or pair: those are another driver's on this node.
     ``share_pair_vfs``: offer the VF of a pair alone as well. It is off by default: where a physical
     function has several VFs, one of them is kept for each of its pairs, so that a claim for a lone VF
     never costs a GPU its NIC. A physical function with a single VF, or without any, is offered both ways.
@@ -48,6 +49,7 @@ class OfferOptions:
     ``handed_out``: vendors whose GPUs a device plugin hands out on this node, and under which name.
     """
 
+    nics_only: bool = False
     share_pair_vfs: bool = False
     excluded: frozenset[str] = frozenset()
     lone_vfs: int | None = None
@@ -78,13 +80,14 @@ class _Mapping:
         self._drivers_known = any(one.driver for one in inventory.functions.values())
         self._describe = Describer(inventory, topology)
         rails = [nic for nic in inventory.nics if topology.roles.get(nic.address) == Role.RAIL]
-        candidates: list[Gpu | Nic] = [*inventory.gpus, *rails]
+        offered_gpus = () if self.options.nics_only else inventory.gpus
+        candidates: list[Gpu | Nic] = [*offered_gpus, *rails]
         reasons = {device.address: self._obstacle(device) for device in candidates}
         self._refused = [(one, reason) for one in candidates if (reason := reasons[one.address]) is not None]
         self._partitioned = [
-            gpu for gpu in inventory.gpus if reasons[gpu.address] in (None, _NOT_WHOLE) and gpu.partitions
+            gpu for gpu in offered_gpus if reasons[gpu.address] in (None, _NOT_WHOLE) and gpu.partitions
         ]
-        self._gpus = {gpu.address: gpu for gpu in inventory.gpus if reasons[gpu.address] is None}
+        self._gpus = {gpu.address: gpu for gpu in offered_gpus if reasons[gpu.address] is None}
         self._nics = {nic.address: nic for nic in rails if reasons[nic.address] is None}
         # VFs by the address of their physical function, in VF order
         self._vfs: dict[str, list[Nic]] = {}
@@ -194,6 +197,8 @@ class _Mapping:
         if self.options.switch_groups:
             groups += len(set(self._topology.switches.values()))
         found = {_GPUS: groups + sum(2 + len(gpu.partitions) for gpu in gpus)}
+        if self.options.nics_only:
+            found = {}
         for port in self._ports():
             parent = self._functions.get(port)
             count = max(1, len(parent.virtual_functions) if parent else len(self._vfs[port]))

@@ -73,6 +73,8 @@ def test_under_another_driver_the_attributes_keep_their_domain(
         (["--lone-vfs=1"], -16),
         (["--lone-vfs=none"], -24),
         (["--switch-groups"], 4),
+        (["--publish=all"], 0),
+        (["--publish=nics"], -8),
     ],
 )
 def test_flags_say_how_much_is_offered(

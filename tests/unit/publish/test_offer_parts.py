@@ -83,6 +83,21 @@ def test_gpus_that_a_device_plugin_hands_out_are_left_to_it(scanned: Scanned) ->
     assert other == offer_of(scanned("dgx-a100", 2))
 
 
+@pytest.mark.parametrize("vfs", [0, 1, 4])
+def test_beside_another_vendors_gpu_driver_nics_alone_are_offered(scanned: Scanned, vfs: int) -> None:
+    """All of their VFs: there is no pair to keep one for."""
+    inventory = cut(scanned("dgx-a100", vfs), "0000:07:00.0", "MIG", *MIG)
+    offer = offer_of(inventory, nics_only=True)
+    assert Counter(device.kind for device in offer.devices) == {"rdma-vf": 8 * max(vfs, 1)}
+    assert not offer.counter_sets
+    assert offer.notes == ()
+    for device in offer.devices:
+        assert {names.PCIE_ROOT, names.PCIE_SWITCH, names.NUMA_NODE} <= device.attributes.keys()
+    check_invariants(offer)
+    uplink = offer_of(inventory, nics_only=True, excluded=frozenset({offer.devices[0].nics[0]}))
+    assert len(uplink.devices) == len(offer.devices) - 1
+
+
 def test_mi300a_whose_nics_have_no_rdma_device_offers_its_gpus(scanned: Scanned) -> None:
     offer = offer_of(scanned("tuolumne-mi300a", 0))
     assert Counter(device.kind for device in offer.devices) == {"gpu": 4}
