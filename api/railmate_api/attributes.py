@@ -18,6 +18,7 @@ CLASS_PAIR: Final = "gpu-rdma-pair.railmate.dev"
 CLASS_PAIR_NUMA: Final = "gpu-rdma-pair-numa.railmate.dev"
 CLASS_PAIR_ANY: Final = "gpu-rdma-pair-any.railmate.dev"
 CLASS_GROUP: Final = "gpu-rdma-group.railmate.dev"
+CLASS_NODE: Final = "gpu-rdma-node.railmate.dev"
 CLASS_GPU_PARTITION: Final = "gpu-partition.railmate.dev"
 
 # --- values of the `kind` attribute
@@ -25,6 +26,7 @@ KIND_GPU: Final = "gpu"
 KIND_RDMA_VF: Final = "rdma-vf"
 KIND_PAIR: Final = "pair"
 KIND_GROUP: Final = "group"  # several GPUs with the NICs that are theirs together
+KIND_NODE: Final = "node"  # all GPUs of a node, each with its NIC
 KIND_GPU_PARTITION: Final = "gpu-partition"  # a MIG instance, an XCP
 
 # --- standard attributes (k8s.io/dynamic-resource-allocation/deviceattribute)
@@ -45,7 +47,7 @@ ARCHITECTURE: Final = f"{DOMAIN}/architecture"
 DRIVER_VERSION: Final = f"{DOMAIN}/driverVersion"
 MEMORY: Final = f"{DOMAIN}/memory"  # a capacity, bytes
 PROFILE: Final = f"{DOMAIN}/profile"  # of a partition: "1g.10gb", "CPX"
-GPU_COUNT: Final = f"{DOMAIN}/gpuCount"  # of a group
+GPU_COUNT: Final = f"{DOMAIN}/gpuCount"  # of a group or node
 NIC_COUNT: Final = f"{DOMAIN}/nicCount"
 PF_NAME: Final = f"{DOMAIN}/pfName"
 PF_PCI_BUS_ID: Final = f"{DOMAIN}/pfPciBusID"

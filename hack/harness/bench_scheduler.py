@@ -37,9 +37,9 @@ def add_parser(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--forms",
         default="pairs,constraint",
         metavar="FORM[+WORD…],…",
-        help="variants: pairs, groups (whole switches) or constraint, with the words scheduler-limits, "
-        "controller-limits (requests a second "
-        "at their defaults, not raised), proportional (pods' CPU and memory in proportion to GPUs) and files with a "
+        help="variants: pairs, node (eight pairs as one device), groups (whole switches) or constraint, with the words "
+        "scheduler-limits, controller-limits (requests a second at their defaults, not raised), proportional (pods' "
+        "CPU and memory in proportion to GPUs) and files with a "
         "KubeSchedulerConfiguration (default: %(default)s)",
     )
     add("--sizes", default="1,2,8", help="pairs a pod asks for (default: %(default)s; '' for no churn)")

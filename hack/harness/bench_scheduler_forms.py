@@ -1,6 +1,6 @@
 """What the scheduler bench compares: ways to ask for GPU–NIC pairs, scheduler settings, and pods' requests.
 
-A variant is written ``FORM[+WORD…]``: ``pairs``, ``groups``, ``constraint``, ``pairs+proportional``,
+A variant is written ``FORM[+WORD…]``: ``pairs``, ``node``, ``groups``, ``constraint``, ``pairs+proportional``,
 ``pairs+examples/scheduler/packing.yaml``.
 """
 
@@ -24,6 +24,7 @@ from railmate_api import attributes as names
 
 #: Of each node: what a DGX A100 has, so that an eighth of it goes with each of eight GPUs.
 NODE_CPUS, NODE_MEMORY_GI = 256, 1024
+_WHOLE = 8  # pairs of a node
 _SMALL = {"cpu": "100m", "memory": "128Mi"}
 
 #: GPU and NIC, as PCI addresses.
@@ -82,6 +83,11 @@ def _group_devices(count: int) -> dict[str, Any]:
     return {"requests": requests + ([request("pairs", names.CLASS_PAIR, pairs)] if pairs else [])}
 
 
+def _node_devices(count: int) -> dict[str, Any]:
+    """A whole node as one device, anything less as pairs."""
+    return {"requests": [request("node", names.CLASS_NODE)]} if count == _WHOLE else _pair_devices(count)
+
+
 def _grouped_offer(machine: BenchMachine) -> Offer:
     return build_offer(machine.inventory, machine.topology, OfferOptions(switch_groups=True))
 
@@ -117,6 +123,7 @@ FORMS = {
     form.name: form
     for form in (
         Form("pairs", lambda m: build_offer(m.inventory, m.topology), _pair_devices, _pairs_of_pairs),
+        Form("node", lambda m: build_offer(m.inventory, m.topology), _node_devices, _pairs_of_pairs),
         Form("groups", _grouped_offer, _group_devices, _pairs_of_pairs),
         Form("constraint", _joined_offer, _joined_devices, _pairs_of_joined),
     )

@@ -31,6 +31,7 @@ REFUSALS = 2
 FORMS: Mapping[str, tuple[str, int, int]] = {
     "one": ("--pairs 1", 1, 1),
     "eight": ("--pairs 8", 8, 8),
+    "whole": ("--pairs 8 --whole-node", 8, 1),
     "switch": ("--gpus 2 --vfs 2 --same-switch", 2, 2),
     "uneven": ("--gpus 2 --vfs 1 --same-switch", 2, 1),
     "more-vfs": ("--gpus 1 --vfs 2 --same-switch", 1, 2),
@@ -192,7 +193,7 @@ def test_every_machine_with_that_many_pairs_takes_them(outcomes: Mapping[str, Ou
         on_switch = [
             one for one in offer_of(case).devices if _is_pair(one) and names.PCIE_SWITCH in one.attributes
         ]
-        for form, count in (("one", 1), ("eight", 8)):
+        for form, count in (("one", 1), ("eight", 8), ("whole", 8)):
             assert bool(outcomes[name_of(case, form)].foretold) == (len(on_switch) >= count), (
                 f"{case.name}: {form}"
             )

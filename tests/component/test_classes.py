@@ -23,6 +23,7 @@ CLASSES = {
     ),
     names.CLASS_PAIR_ANY: lambda one: one.kind == names.KIND_PAIR,
     names.CLASS_GROUP: lambda one: one.kind == names.KIND_GROUP,
+    names.CLASS_NODE: lambda one: one.kind == names.KIND_NODE,
 }
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 PODS = [(case, name) for case in cases() for name in CLASSES]
@@ -32,17 +33,23 @@ def pod_of(case: Case, device_class: str) -> str:
     return f"{case.name}-{device_class.split('.')[0]}"
 
 
+def node_of(case: Case, device_class: str) -> str:
+    """A whole node is not there beside parts of it."""
+    return f"{'whole' if device_class == names.CLASS_NODE else 'class'}-{case.name}"
+
+
 @pytest.fixture(scope="module")
 def given(cluster: Cluster) -> Mapping[str, list[str]]:
     """Pod to the devices it got: on a node for each machine, one pod of each class after the other."""
     for case in cases():
-        node = cluster.node(f"class-{case.name}")
-        for item in resource_slices(case.offer, DRIVER, node):
-            cluster.plane.request("POST", SLICES, item)
+        for node in {node_of(case, device_class) for device_class in CLASSES}:
+            cluster.node(node)
+            for item in resource_slices(case.offer, DRIVER, node):
+                cluster.plane.request("POST", SLICES, item)
     found = {}
     for case, device_class in PODS:
         pod = cluster.claim(pod_of(case, device_class), request("one", device_class))
-        cluster.verdict(cluster.pod(pod, f"class-{case.name}", pod))
+        cluster.verdict(cluster.pod(pod, node_of(case, device_class), pod))
         found[pod] = cluster.allocated(pod)
     return found
 
@@ -52,6 +59,8 @@ def expected(case: Case) -> Mapping[str, str | None]:
     taken: set[str] = set()
     found: dict[str, str | None] = {}
     for device_class, fits in CLASSES.items():
+        if device_class == names.CLASS_NODE:
+            taken = set()
         free = [one for one in case.offer.devices if fits(one) and not overlap(one.parts, taken)]
         found[device_class] = free[0].name if free else None
         taken |= free[0].parts if free else set()
@@ -62,6 +71,8 @@ def right_nics(case: Case, device: OfferedDevice) -> bool:
     """Whether all NICs of the device are right for all of its GPUs, and there are any."""
     functions = case.inventory.functions
     ports = {functions[nic].physical_function or nic for nic in device.nics}
+    if device.kind == names.KIND_NODE:  # each GPU has its own
+        return ports == {nic for gpu in device.gpus for nic in case.right[gpu]}
     return bool(ports) and all(ports <= case.right[gpu] for gpu in device.gpus)
 
 

@@ -25,7 +25,7 @@ from railmate.publish.devices import build_offer
 from railmate.publish.model import Offer
 from railmate.topology.analyze import analyze
 from railmate_api import attributes as names
-from unit.publish.offered_machines import recorded
+from unit.publish.offered_machines import cases, recorded
 
 Prepare = Callable[[dict[str, Any]], PreparedClaim]
 
@@ -89,6 +89,26 @@ def test_group_gives_all_of_its_gpus_and_nics(
     assert device.attributes[names.GPU_COUNT] == {"int": 2}
     (spec,) = (json.loads(path.read_text()) for path in (tmp_path / "cdi").glob("*.json"))
     assert len(spec["devices"]) == 1
+
+
+def test_whole_node_gives_all_of_its_gpus_and_nics(
+    cluster: Cluster, driver: Callable[[str, Inventory, Offer], Prepare]
+) -> None:
+    case = next(one for one in cases() if one.name == "p5")
+    node = cluster.node("kinds-node")
+    cluster.publish(node, case.offer)
+    prepared = driver(node, case.inventory, case.offer)(
+        allocated(cluster, node, "kinds-node", names.CLASS_NODE)
+    )
+    (device,) = prepared.devices
+    pairs = {one.gpus[0]: one.nics for one in case.offer.devices if one.kind == names.KIND_PAIR}
+    assert (len(device.gpus), len(device.nics)) == (8, 32)
+    assert [nic.address for nic in device.nics] == [nic for gpu in device.gpus for nic in pairs[gpu]]
+    wanted = {node for gpu in case.inventory.gpus for node in gpu.device_nodes}
+    rdma = [one for nic in device.nics for one in case.inventory.functions[nic.address].rdma_devices]
+    wanted |= {f"infiniband/{name}" for one in rdma for name in one.char_devices}
+    assert paths(prepared) == wanted | {"infiniband/rdma_cm", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
+    assert device.attributes[names.NIC_COUNT] == {"int": 32}
 
 
 def test_whole_port_is_given_alone_and_no_more_in_its_group(

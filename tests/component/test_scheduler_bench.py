@@ -68,7 +68,7 @@ def test_a_bench_without_a_known_form_is_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["scheduler", "--forms", "pears"]) == 2
-    assert "no form 'pears'; there are pairs, groups, constraint" in capsys.readouterr().out
+    assert "no form 'pears'; there are pairs, node, groups, constraint" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -19,7 +19,16 @@ from unit.publish.offered_machines import four_nics
 
 Offers = Callable[..., Offer]
 GPU, VF, PAIR = "gpu.railmate.dev", "rdma-vf.railmate.dev", "gpu-rdma-pair.railmate.dev"
-CLASSES = (GPU, VF, PAIR, names.CLASS_PAIR_NUMA, names.CLASS_PAIR_ANY, names.CLASS_GROUP, names.CLASS_GPU_PARTITION)
+CLASSES = (
+    GPU,
+    VF,
+    PAIR,
+    names.CLASS_PAIR_NUMA,
+    names.CLASS_PAIR_ANY,
+    names.CLASS_GROUP,
+    names.CLASS_NODE,
+    names.CLASS_GPU_PARTITION,
+)
 SWITCH = "railmate.dev/pcieSwitch"
 FACTS = Path(__file__).resolve().parents[1] / "machines" / "dgx-a100.yaml"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -220,6 +229,30 @@ def test_gpus_that_share_a_nic_go_out_in_pairs_or_as_their_group_and_never_both(
         cluster.delete_claim(f"{node}-{pod}")
     assert len(take(cluster, node, "all", request("pairs", PAIR, 8))) == 8
     assert take(cluster, node, "late", request("group", names.CLASS_GROUP)) == []
+
+
+def test_whole_node_is_given_as_one_device_and_nothing_of_it_beside(
+    cluster: Cluster, offers: Offers, node: str
+) -> None:
+    (device,) = take(cluster, node, "whole", request("node", names.CLASS_NODE))
+    assert len(set(parts(offers(), device))) == 16
+    for number, device_class in enumerate((PAIR, GPU, names.CLASS_NODE)):
+        assert take(cluster, node, f"none{number}", request("one", device_class)) == []
+    assert len(take(cluster, node, "vfs", request("vfs", VF, 24))) == 24, "those that are in no pair"
+
+
+@pytest.mark.parametrize("device_class", [PAIR, GPU])
+def test_whole_node_is_not_given_while_a_part_of_it_is_taken(
+    cluster: Cluster, offers: Offers, device_class: str
+) -> None:
+    node = cluster.node(f"part-{device_class.split('.')[0]}")
+    cluster.publish(node, offers())
+    assert take(cluster, node, "part", request("one", device_class))
+    claim = cluster.claim(f"{node}-whole", request("node", names.CLASS_NODE))
+    assert "cannot allocate all claims" in cluster.verdict(cluster.pod(f"{node}-whole", node, claim))
+    cluster.delete_pod(f"{node}-part")
+    cluster.delete_claim(f"{node}-part")
+    cluster.scheduled(f"{node}-whole")
 
 
 #: Devices as other drivers may have them: without attributes, with ours by name but not by type.

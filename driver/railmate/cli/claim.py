@@ -6,11 +6,12 @@ import argparse
 import json
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from railmate.cli.objects import Object, read_objects, world_of
-from railmate.compose.ask import FALLBACKS, Ask, Spec, class_names, compose
+from railmate.compose.ask import FALLBACKS, Ask, Spec, can_be_whole_node, class_names, compose
 from railmate.compose.workloads import KINDS, Workload, template
 from railmate.errors import RailmateError, UsageError
 
@@ -22,6 +23,7 @@ _SECONDS = 20.0
 _EXAMPLES = """\
 examples:
   railmate claim --pairs 8                                eight GPUs, each with its NIC
+  railmate claim --pairs 8 --whole-node                   the same on nodes with eight, as one device
   railmate claim --gpus 2 --vfs 2 --same-switch           two pairs of one PCIe switch
   railmate claim --pairs 4 --fallback numa,any            on a switch, else on a NUMA node, else anywhere
   railmate claim --pairs 2 --rail-aligned --for job       a gang whose pods all have rails 0 and 1
@@ -52,6 +54,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         dest="classes",
         metavar="CLASS[=N]",
         help="devices of another DeviceClass; repeatable",
+    )
+    add(
+        "--whole-node",
+        action="store_true",
+        help="the pairs are all that a node has, and asked for as one device; with --slices that is found out",
     )
     add("--same-switch", action="store_true", help="everything under one PCIe switch")
     add(
@@ -92,14 +99,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Raises UsageError; RailmateError where the slices could never take the claim."""
-    spec = compose(_ask(args))
+    ask = _ask(args)
+    spec = compose(ask)
     if args.nodes < 1:
         raise UsageError(f"--nodes {args.nodes}: must be 1 or more.")
     _check_name(args.name)
-    made = template(args.name, args.namespace, spec.devices)
     if args.slices:
-        _check_slices(args.slices, spec, made)
-    objects = [made]
+        spec = _check_slices(args, ask, spec)
+    objects = [template(args.name, args.namespace, spec.devices)]
     if args.workload:
         about = Workload(args.name, args.namespace, args.image, args.nodes, spec.gpus, args.queue)
         objects += KINDS[args.workload](about)
@@ -118,6 +125,7 @@ def _ask(args: argparse.Namespace) -> Ask:
         same_switch=args.same_switch,
         rail_aligned=args.rail_aligned,
         rails=_rails(args.rails),
+        whole_node=args.whole_node,
         fallback=tuple(word for word in args.fallback.split(",") if word),
     )
 
@@ -146,18 +154,21 @@ def _check_name(name: str) -> None:
 
 
 # --- against slices
-def _check_slices(paths: list[Path], spec: Spec, made: Object) -> None:
-    from railmate.compose.check import classes_without_devices, on_empty_nodes
+def _check_slices(args: argparse.Namespace, ask: Ask, spec: Spec) -> Spec:
+    """The claim in the form that suits the slices best. Raises RailmateError where they could never take it."""
+    from railmate.compose.check import classes_without_devices, is_whole_node, on_empty_nodes
     from railmate.explain.cel import Selectors
     from railmate.explain.parse import parse_claim
 
-    world: World = world_of([one for path in paths for one in read_objects(path)])
-    where = ", ".join(map(str, paths))
+    world: World = world_of([one for path in args.slices for one in read_objects(path)])
+    where = ", ".join(map(str, args.slices))
     if not world.slices:
         raise UsageError(
             f"{where}: holds no ResourceSlice. Save them with kubectl get resourceslices -o yaml."
         )
     selectors = Selectors()
+    if can_be_whole_node(ask) and is_whole_node(ask.pairs or 0, world, selectors):
+        spec = compose(replace(ask, whole_node=True))
     wanted = class_names(spec)
     missing, there = classes_without_devices(wanted, world, selectors)
     # of alternatives one is enough
@@ -166,6 +177,7 @@ def _check_slices(paths: list[Path], spec: Spec, made: Object) -> None:
             f"{where}: no device is of class {', '.join(missing)}. "
             f"Classes with devices: {', '.join(sorted(there)) or 'none'}."
         )
+    made = template(args.name, args.namespace, spec.devices)
     verdict = on_empty_nodes(parse_claim(made), world, _SECONDS, selectors)
     if not verdict.fits:
         if verdict.stopped:
@@ -177,6 +189,7 @@ def _check_slices(paths: list[Path], spec: Spec, made: Object) -> None:
             else "No change of it was found that fits."
         )
         raise RailmateError(f"{where}: no node could take this claim, even with nothing on it. {way}")
+    return spec
 
 
 def _has_alternatives(spec: Spec) -> bool:

@@ -11,8 +11,8 @@ def add_offer_flags(parser: argparse.ArgumentParser) -> None:
         "--publish",
         choices=("all", "nics"),
         default="all",
-        help="all: GPUs, NICs and pairs; nics: NICs alone, where another driver publishes the GPUs; claims then join the "
-        "two by matchAttribute resource.kubernetes.io/pcieRoot",
+        help="all: GPUs, NICs and pairs; nics: NICs alone, where another driver publishes the GPUs; claims then join "
+        "the two by matchAttribute resource.kubernetes.io/pcieRoot",
     )
     add(
         "--share-pair-vfs",

@@ -8,7 +8,7 @@ It fills the requests in their order, so the scarcest comes first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from railmate.errors import UsageError
@@ -22,7 +22,8 @@ FALLBACKS: Final = {"numa": names.CLASS_PAIR_NUMA, "any": names.CLASS_PAIR_ANY}
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The words of ``railmate claim``. ``classes``: further classes and how many of each. ``rails``: of the pairs."""
+    """The words of ``railmate claim``. ``classes``: further classes and how many of each. ``rails``: of the pairs.
+    ``whole_node``: the pairs are all that a node has."""
 
     pairs: int | None = None
     gpus: int | None = None
@@ -34,6 +35,7 @@ class Ask:
     rail_aligned: bool = False
     rails: tuple[int, ...] = ()
     fallback: tuple[str, ...] = ()
+    whole_node: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,9 @@ def _contradictions(ask: Ask) -> Iterator[str]:
         yield "--same-switch needs two devices or more; a pair alone is on one switch anyway."
     if ask.group_gpus and not ask.groups:
         yield "--gpus-per-group is about groups: give --groups N with it."
+    others = ask.gpus or ask.groups or ask.same_switch or ask.fallback or ask.rail_aligned or ask.rails
+    if ask.whole_node and (not ask.pairs or others):
+        yield "--whole-node goes with --pairs N alone: it is all GPUs of a node, each with its NIC on its switch."
     own = {names.CLASS_PAIR: "--pairs", names.CLASS_GPU: "--gpus", names.CLASS_RDMA_VF: "--vfs"}
     own[names.CLASS_GROUP] = "--groups"
     for name, _ in ask.classes:
@@ -166,7 +171,14 @@ def _exactly(device_class: str, count: int, selectors: Sequence[str] = ()) -> di
     return body
 
 
+def can_be_whole_node(ask: Ask) -> bool:
+    """Whether the same may be asked for with ``whole_node``."""
+    return bool(ask.pairs) and next(_contradictions(replace(ask, whole_node=True)), None) is None
+
+
 def _pairs(ask: Ask, count: int) -> dict[str, Any]:
+    if ask.whole_node:
+        return _request("node", names.CLASS_NODE, 1, [_gpu_count(count)])
     selectors = [_on_rails(ask.rails or range(count))] if ask.rail_aligned or ask.rails else []
     if not ask.fallback:
         return _request("pairs", names.CLASS_PAIR, count, selectors)
@@ -178,7 +190,12 @@ def _pairs(ask: Ask, count: int) -> dict[str, Any]:
 
 
 def _about_pairs(ask: Ask, count: int) -> Iterator[str]:
-    if ask.fallback:
+    if ask.whole_node:
+        yield (
+            f"All {count} GPUs of a node, each with its NIC, are one device: where the answer is no, the scheduler "
+            f"has tried one device a node, not each choice of {count} pairs."
+        )
+    elif ask.fallback:
         yield "The alternatives are tried in this order; the pod sees in its device metadata which it got."
     elif ask.pairs:
         yield "A pair device is a GPU and its NIC under one PCIe switch: one request with a count, no constraint."
@@ -195,10 +212,12 @@ def _on_rails(rails: Sequence[int]) -> str:
 
 
 def _group_selectors(ask: Ask) -> list[str]:
-    if not ask.group_gpus:
-        return []
+    return [_gpu_count(ask.group_gpus)] if ask.group_gpus else []
+
+
+def _gpu_count(count: int) -> str:
     bare = names.GPU_COUNT.partition("/")[2]
-    return [f'device.attributes["{names.DOMAIN}"].?{bare}.orValue(0) == {ask.group_gpus}']
+    return f'device.attributes["{names.DOMAIN}"].?{bare}.orValue(0) == {count}'
 
 
 def _label(device_class: str) -> str:

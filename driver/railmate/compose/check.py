@@ -8,6 +8,7 @@ from dataclasses import replace
 from railmate.explain.cel import Selectors
 from railmate.explain.model import Claim, Device, DeviceClass
 from railmate.explain.verdict import Verdict, Wish, World, judge
+from railmate_api import attributes as names
 
 
 def classes_without_devices(
@@ -19,13 +20,32 @@ def classes_without_devices(
     return [name for name in names if name not in found], found
 
 
+def is_whole_node(pairs: int, world: World, selectors: Selectors) -> bool:
+    """Whether so many pairs are all that a node has, wherever it has as many, and can be had as one device there."""
+    pair, node = world.classes.get(names.CLASS_PAIR), world.classes.get(names.CLASS_NODE)
+    if pair is None or node is None:
+        return False
+    pools: dict[tuple[str, str], list[Device]] = {}
+    for one in world.slices:
+        pools.setdefault((one.driver, one.pool), []).extend(one.devices)
+    found = False
+    for devices in pools.values():
+        if sum(_is_of(pair, device, selectors) for device in devices) >= pairs:
+            wholes = [device for device in devices if _is_of(node, device, selectors)]
+            if not any(device.attribute(names.GPU_COUNT) == ("int", pairs) for device in wholes):
+                return False
+            found = True
+    return found
+
+
 def on_empty_nodes(claim: Claim, world: World, seconds: float, selectors: Selectors) -> Verdict:
     """The verdict if no claim held anything."""
     return judge(replace(world, claims=()), Wish(f"claim {claim.title}", (claim,)), seconds, selectors)
 
 
 def _has(device_class: DeviceClass, devices: Sequence[Device], selectors: Selectors) -> bool:
-    return any(
-        all(selectors.matches(expression, device) is True for expression in device_class.selectors)
-        for device in devices
-    )
+    return any(_is_of(device_class, device, selectors) for device in devices)
+
+
+def _is_of(device_class: DeviceClass, device: Device, selectors: Selectors) -> bool:
+    return all(selectors.matches(expression, device) is True for expression in device_class.selectors)

@@ -12,7 +12,7 @@ from railmate.explain.quantity import Number
 from railmate.explain.verdict import World
 from railmate_api import attributes as names
 
-_JOINED = (names.KIND_PAIR, names.KIND_GROUP)
+_JOINED = (names.KIND_PAIR, names.KIND_GROUP, names.KIND_NODE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ say where their place is from; a NIC alone, of which a node has dozens, only whe
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from railmate.inventory.model import Gpu, Inventory, Nic, Partition
@@ -39,16 +38,23 @@ PUBLISHED: Mapping[str, Collection[str]] = {
     names.KIND_RDMA_VF: _PLACE | _NIC,
     names.KIND_PAIR: _TOGETHER,
     names.KIND_GROUP: _TOGETHER | {names.GPU_COUNT, names.NIC_COUNT},
+    names.KIND_NODE: {names.KIND, names.VENDOR, names.PRODUCT, names.GPU_COUNT, names.NIC_COUNT}
+    | {names.DISTANCE, names.RDMA_NETNS_MODE},
 }
 
 
+def fits(value: AttributeValue) -> bool:
+    """Whether the API takes it."""
+    return not isinstance(value, str) or len(value.encode()) <= MAX_STRING
+
+
 def split(attributes: Attributes) -> tuple[Attributes, Attributes]:
-    """Those that are published of a device of this kind, and the others."""
+    """Those that are published of a device of this kind, and the others, which may be longer than the API allows."""
     kept = set(PUBLISHED[str(attributes[names.KIND])])
     if attributes.get(names.TOPOLOGY_SOURCE) != Source.SYSFS:
         kept.add(names.TOPOLOGY_SOURCE)
-    published = {name: value for name, value in attributes.items() if name in kept}
-    return published, {name: value for name, value in attributes.items() if name not in kept}
+    published = {name: value for name, value in attributes.items() if name in kept and fits(value)}
+    return published, {name: value for name, value in attributes.items() if name not in published}
 
 
 class Describer:
@@ -58,8 +64,6 @@ class Describer:
         self._functions = inventory.functions
         self._rdma_netns_mode = inventory.rdma_netns_mode
         self._topology = topology
-        #: Attribute to the number of devices that had to leave it out.
-        self.too_long: Counter[str] = Counter()
 
     def place(self, address: str) -> Attributes:
         """Where a function sits."""
@@ -100,7 +104,7 @@ class Describer:
             found[names.LINK_SPEED] = rdma[0].rate * 1000
         if rdma and self._rdma_netns_mode:
             found[names.RDMA_NETNS_MODE] = str(self._rdma_netns_mode)
-        self._put_joined(found, names.RDMA_DEVICE, (device.name for device in rdma))
+        _put_joined(found, names.RDMA_DEVICE, (device.name for device in rdma))
         return found
 
     def together(self, pair: Pair, gpus: Sequence[Gpu], nics: Sequence[Nic]) -> Attributes:
@@ -115,17 +119,16 @@ class Describer:
         attributes.pop(names.PCIE_SWITCH, None)
         if pair.pcie_switch:
             attributes[names.PCIE_SWITCH] = pair.pcie_switch
-        self._put_joined(attributes, names.GPU_PCI_BUS_ID, (gpu.address for gpu in gpus))
-        self._put_joined(attributes, names.NIC_PCI_BUS_ID, (nic.address for nic in nics))
+        _put_joined(attributes, names.GPU_PCI_BUS_ID, (gpu.address for gpu in gpus))
+        _put_joined(attributes, names.NIC_PCI_BUS_ID, (nic.address for nic in nics))
         return attributes
 
-    def _put_joined(self, attributes: Attributes, name: str, values: Iterable[str]) -> None:
-        """Several values in one string, as long as the API's limit allows; else the attribute is left out."""
-        joined = ",".join(values)
-        if len(joined.encode()) > MAX_STRING:
-            self.too_long[name] += 1
-        elif joined:
-            attributes[name] = joined
+
+def _put_joined(attributes: Attributes, name: str, values: Iterable[str]) -> None:
+    """Several values in one string, which may be longer than the API allows; see ``split``."""
+    joined = ",".join(values)
+    if joined:
+        attributes[name] = joined
 
 
 def gpu_attributes(gpu: Gpu) -> Attributes:

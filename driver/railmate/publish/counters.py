@@ -4,16 +4,21 @@ A GPU is offered alone and as a half of its pair. Both devices consume the GPU's
 hand out only one of them. A GPU that is cut into parts has a unit for each: a part takes one, the whole all.
 Hardware that is offered under one name only needs no counter, nor does a NIC that goes nowhere without a GPU
 that has one. Limits (k8s.io/api resource/v1): 32 counters a set, a device consumes from at most 2 sets.
+
+Sets are few: the device of all GPUs with their NICs consumes from as many as there are, and each device names those
+that it consumes from. One set is enough for most machines, one for GPUs and one for NICs for nearly all others.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from railmate.publish.model import Offer, OfferedDevice
+from railmate_api import attributes as names
 
+_NODE, _GPUS, _NICS = "node", "gpus", "nics"
 MAX_COUNTERS_PER_SET = 32
 MAX_SETS_PER_DEVICE = 2
 
@@ -21,17 +26,20 @@ MAX_SETS_PER_DEVICE = 2
 def assign_counters(devices: Sequence[OfferedDevice], switches: Mapping[str, str]) -> Offer:
     """Give every piece of hardware with several names a counter.
 
-    Counters are grouped by switch where a switch's fit into one set; else each cluster of devices
+    Counters are in one set, else in one of GPUs and one of NICs. Where there are too many for that there is no device
+    of the whole node, and they are grouped by switch where a switch's fit into one set; else each cluster of devices
     that share hardware has a set of its own. A cluster that is too large even for that (a GPU with
-    dozens of NICs) loses the devices of its lone NICs, then those of several GPUs, which a note tells.
+    dozens of NICs) loses the devices of its lone NICs, then those of several GPUs. Notes tell what is lost.
     Raises ValueError when a device would need more sets, or a set more counters, than the API
     allows, which would be a mistake in the mapping, not in the machine.
     """
-    devices, notes = _without_crowds(devices)
-    units = _units(devices)
-    set_of = _group(_shared(devices), devices, switches)
-
     gpus = {gpu for device in devices for gpu in device.gpus}
+    notes: tuple[str, ...] = ()
+    set_of = _in_two_sets(_shared(devices), gpus)
+    if set_of is None:
+        devices, notes = _without_crowds(devices)
+        set_of = _group(_shared(devices), devices, switches)
+    units = _units(devices)
     counter_of = {part: f"{'gpu' if part in gpus else 'vf'}-{_label(part)}" for part in set_of}
 
     sets: dict[str, dict[str, int]] = defaultdict(dict)
@@ -63,9 +71,22 @@ def _needs_counter(part: str, users: Sequence[OfferedDevice]) -> bool:
     return is_gpu or not any(all(gpu in device.gpus for device in users) for gpu in users[0].gpus)
 
 
+def _in_two_sets(shared: Sequence[str], gpus: Collection[str]) -> dict[str, str] | None:
+    """Hardware address to the name of its counter set. None where two sets are not enough."""
+    if len(shared) <= MAX_COUNTERS_PER_SET:
+        return dict.fromkeys(shared, _NODE)
+    set_of = {part: _GPUS if part in gpus else _NICS for part in shared}
+    return set_of if max(Counter(set_of.values()).values()) <= MAX_COUNTERS_PER_SET else None
+
+
 def _without_crowds(devices: Sequence[OfferedDevice]) -> tuple[list[OfferedDevice], tuple[str, ...]]:
     """Drops devices until each cluster fits into a counter set, and tells which."""
-    kept, notes = list(devices), []
+    kept, notes = [one for one in devices if one.kind != names.KIND_NODE], []
+    if len(kept) < len(devices):
+        notes.append(
+            f"the whole node is not offered as one device: that would need {len(_shared(devices))} counters, and a "
+            f"device may consume from {MAX_SETS_PER_DEVICE} sets of {MAX_COUNTERS_PER_SET}"
+        )
     for what, droppable in (
         ("NICs of GPU {gpus} are offered only in its pair, not alone as well", lambda one: not one.gpus),
         ("groups of GPUs {gpus} are not offered", lambda one: len(one.gpus) > 1),

@@ -27,5 +27,10 @@ def group_name(gpus: Sequence[str], nics: Sequence[str]) -> str:
     return f"{device_name('group', gpus[0])}-{_digest((*gpus, *nics))}"
 
 
+def node_name(gpus: Sequence[str], nics: Sequence[str]) -> str:
+    """``node-…``: a digest of all its hardware."""
+    return f"node-{_digest((*gpus, *nics))}"
+
+
 def _digest(addresses: Iterable[str]) -> str:
     return hashlib.sha256(",".join(addresses).encode()).hexdigest()[:10]

@@ -1,26 +1,30 @@
-"""Inventory and topology to devices: GPUs, their partitions, NICs, pairs and groups. A pure function."""
+"""Inventory and topology to devices: GPUs, their partitions, NICs, pairs, groups and nodes. A pure function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from railmate.inventory.address import order
 from railmate.inventory.model import Gpu, GpuVendor, Inventory, Nic
 from railmate.publish import notes
 from railmate.publish.attributes import (
     MAX_STRING,
+    PUBLISHED,
     Attributes,
     Describer,
+    fits,
     gpu_attributes,
     memory,
     partition_attributes,
     split,
 )
 from railmate.publish.counters import assign_counters
-from railmate.publish.devicenames import device_name, group_name, pair_name
+from railmate.publish.devicenames import device_name, group_name, node_name, pair_name
 from railmate.publish.model import Offer, OfferedDevice
-from railmate.publish.units import Unit, Units, whole_switches
+from railmate.publish.units import Unit, Units, joined, whole_switches
 from railmate.topology.model import Role, Topology
 from railmate.topology.nickinds import PASS_THROUGH
 from railmate_api import attributes as names
@@ -59,17 +63,32 @@ class OfferOptions:
 
 
 def build_offer(inventory: Inventory, topology: Topology, options: OfferOptions | None = None) -> Offer:
-    """Devices in the order the scheduler should take them: pairs, groups, GPUs, their partitions, then NICs, each
-    switch by switch.
+    """Devices in the order the scheduler should take them: pairs, groups, the whole node, GPUs, their partitions, then
+    NICs, each switch by switch.
 
     First fit walks this order, so small claims fill one switch before they open the next.
     """
     mapping = _Mapping(inventory, topology, options or OfferOptions())
     devices = [*mapping.together(), *mapping.gpus(), *mapping.partitions(), *mapping.lone_nics()]
     if mapping.options.all_attributes:
-        devices = [replace(one, attributes=one.told, facts={}) for one in devices]
+        devices = [_with_all_attributes(one) for one in devices]
     offer = assign_counters(devices, topology.switches)
-    return replace(offer, sections=mapping.sections(), notes=(*mapping.notes(), *offer.notes))
+    return replace(
+        offer, sections=mapping.sections(), notes=(*mapping.notes(), *_too_long(devices), *offer.notes)
+    )
+
+
+def _with_all_attributes(device: OfferedDevice) -> OfferedDevice:
+    published = {name: value for name, value in device.told.items() if fits(value)}
+    facts = {name: value for name, value in device.told.items() if name not in published}
+    return replace(device, attributes=published, facts=facts)
+
+
+def _too_long(devices: Iterable[OfferedDevice]) -> Iterator[str]:
+    lost = Counter(
+        name for device in devices for name in PUBLISHED[device.kind] if not fits(device.facts.get(name, ""))
+    )
+    return notes.too_long(lost, MAX_STRING)
 
 
 class _Mapping:
@@ -100,26 +119,39 @@ class _Mapping:
 
     # --- GPUs with NICs
     def together(self) -> list[OfferedDevice]:
-        """Pairs, then groups."""
+        """Pairs, then groups, then the whole node."""
         pairs, groups = self._units.pairs, self._units.groups
         if self.options.switch_groups:
             # of what shares a NIC the group, which has the switch's NICs once
             in_groups = {gpu for unit in groups for gpu in unit.pair.gpus}
             alone = [unit for unit in pairs if in_groups.isdisjoint(unit.pair.gpus)]
             groups = [*groups, *whole_switches([*alone, *groups])]
-        return [
+        devices = [
             device
             for units in (pairs, groups)
             for device in _in_switch_order([self._joined(unit) for unit in units])
         ]
+        return [*devices, self._node(pairs)] if self._is_whole(pairs) else devices
 
-    def _joined(self, unit: Unit) -> OfferedDevice:
+    def _is_whole(self, pairs: Sequence[Unit]) -> bool:
+        """Whether they are all GPUs of the machine, several, and each with its NIC on its switch."""
+        in_pairs = {gpu.address for unit in pairs for gpu in unit.gpus if unit.pair.pcie_switch}
+        return len(in_pairs) > 1 and in_pairs == {gpu.address for gpu in self._inventory.gpus}
+
+    def _node(self, pairs: Sequence[Unit]) -> OfferedDevice:
+        """The n-th NIC is the n-th GPU's, in PCI order, where each has one."""
+        return self._joined(
+            joined(sorted(pairs, key=lambda unit: order(unit.gpus[0].address)), None), names.KIND_NODE
+        )
+
+    def _joined(self, unit: Unit, kind: str = "") -> OfferedDevice:
         gpus, nics = [gpu.address for gpu in unit.gpus], [nic.address for nic in unit.nics]
         attributes = self._describe.together(unit.pair, unit.gpus, unit.nics)
-        if len(gpus) == 1:
-            name, kind = pair_name(gpus[0], nics), names.KIND_PAIR
+        kind = kind or (names.KIND_PAIR if len(gpus) == 1 else names.KIND_GROUP)
+        if kind == names.KIND_PAIR:
+            name = pair_name(gpus[0], nics)
         else:
-            name, kind = group_name(gpus, nics), names.KIND_GROUP
+            name = (node_name if kind == names.KIND_NODE else group_name)(gpus, nics)
             attributes |= {names.GPU_COUNT: len(gpus), names.NIC_COUNT: len(nics)}
         sizes = [gpu.memory_bytes for gpu in unit.gpus]
         size = sum(one or 0 for one in sizes) if all(sizes) else None
@@ -196,7 +228,7 @@ class _Mapping:
         gpus, groups = self._inventory.gpus, sum(len(pair.gpus) > 1 for pair in self._topology.pairs)
         if self.options.switch_groups:
             groups += len(set(self._topology.switches.values()))
-        found = {_GPUS: groups + sum(2 + len(gpu.partitions) for gpu in gpus)}
+        found = {_GPUS: 1 + groups + sum(2 + len(gpu.partitions) for gpu in gpus)}
         if self.options.nics_only:
             found = {}
         for port in self._ports():
@@ -227,7 +259,6 @@ class _Mapping:
         yield from notes.halves(self._units.without_half)
         for unit in self._units.few_vfs:
             yield notes.few_vfs([gpu.address for gpu in unit.gpus], unit.pair.nics)
-        yield from notes.too_long(self._describe.too_long, MAX_STRING)
 
     def _obstacle(self, device: Gpu | Nic) -> str | None:
         """Why a pod could not use a GPU or NIC, or must not; None where nothing is in the way."""

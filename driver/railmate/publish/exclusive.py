@@ -28,6 +28,7 @@ _ORDER = {
         names.KIND_GPU,
         names.KIND_GPU_PARTITION,
         names.KIND_RDMA_VF,
+        names.KIND_NODE,
     ),
     Preference.PARTS: (
         names.KIND_GPU,
@@ -35,11 +36,13 @@ _ORDER = {
         names.KIND_RDMA_VF,
         names.KIND_PAIR,
         names.KIND_GROUP,
+        names.KIND_NODE,
     ),
 }
 _WORDS = {
     names.KIND_PAIR: ("pair", "pairs"),
     names.KIND_GROUP: ("group", "groups"),
+    names.KIND_NODE: ("whole node", "whole nodes"),
     names.KIND_GPU: ("GPU alone", "GPUs alone"),
     names.KIND_GPU_PARTITION: ("part of a GPU", "parts of GPUs"),
     names.KIND_RDMA_VF: ("NIC alone", "NICs alone"),

@@ -57,7 +57,9 @@ def too_long(devices_without: Mapping[str, int], limit: int) -> Iterator[str]:
     """``devices_without``: attribute to the number of devices that had to leave it out."""
     for attribute, count in devices_without.items():
         devices = "1 device" if count == 1 else f"{count} devices"
-        yield f"attribute {attribute} is left out of {devices}: too long, {limit} bytes are the API's limit"
+        yield (
+            f"attribute {attribute} is left out of {devices} as published: too long, {limit} bytes are the API's limit"
+        )
 
 
 def _by_value(items: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

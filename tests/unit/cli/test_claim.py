@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from railmate.inventory.model import Inventory
 from railmate.publish.devices import build_offer
 from railmate.publish.slices import resource_slices
 from railmate.topology.analyze import analyze
+from unit.publish.offered_machines import big, built
 
 Run = Callable[..., list[dict[str, Any]]]
 PAIR, GPU, VF = "gpu-rdma-pair.railmate.dev", "gpu.railmate.dev", "rdma-vf.railmate.dev"
@@ -23,6 +25,7 @@ NUMA, ANY, GROUP = (
     "gpu-rdma-pair-any.railmate.dev",
     "gpu-rdma-group.railmate.dev",
 )
+NODE = "gpu-rdma-node.railmate.dev"
 SWITCH = "railmate.dev/pcieSwitch"
 
 
@@ -55,6 +58,16 @@ def dgx(scanned: Callable[[str, int], Inventory], tmp_path_factory: pytest.TempP
     inventory = scanned("dgx-a100", 4)
     path = tmp_path_factory.mktemp("slices") / "slices.yaml"
     slices = resource_slices(build_offer(inventory, analyze(inventory)), "railmate.dev", "dgx")
+    path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": slices}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def bigger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saved slices of a machine with 16 GPUs and as many NICs."""
+    offer = built("big", big(switches=8, gpus=2, nics=2), {}).offer
+    path = tmp_path_factory.mktemp("slices") / "bigger.yaml"
+    slices = resource_slices(offer, "railmate.dev", "bigger")
     path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": slices}))
     return path
 
@@ -175,6 +188,8 @@ def test_workload_uses_the_template_of_the_same_name(written: Run, kind: str, ki
         (["--pairs", "2", "--rails", "1"], "1 rails for 2 pairs"),
         (["--pairs", "2", "--rails", "1,x"], "must be different numbers"),
         (["--pairs", "1", "--same-switch"], "needs two devices"),
+        (["--vfs", "2", "--whole-node"], "--whole-node goes with --pairs N"),
+        (["--pairs", "8", "--gpus", "1", "--whole-node"], "--whole-node goes with --pairs N alone"),
         (["--groups", "1", "--same-switch"], "a group is already"),
         (["--pairs", "1", "--gpus-per-group", "2"], "give --groups N"),
         (["--class", f"{PAIR}=2"], "use --pairs for it"),
@@ -194,7 +209,31 @@ def test_what_cannot_be_is_bad_usage_with_the_way_out(
 
 
 def test_claim_that_suits_the_slices_is_written(written: Run, dgx: Path) -> None:
-    assert asked(written("--pairs", "8", "--slices", dgx)) == [("pairs", PAIR, 8)]
+    assert asked(written("--pairs", "7", "--slices", dgx)) == [("pairs", PAIR, 7)]
+
+
+def test_all_pairs_of_a_node_are_asked_for_as_one_device_where_the_slices_have_it(
+    written: Run, dgx: Path, bigger: Path
+) -> None:
+    whole = devices(written("--pairs", "8", "--whole-node"))
+    (one,) = whole["requests"]
+    assert (one["exactly"]["deviceClassName"], one["exactly"]["count"]) == (NODE, 1)
+    assert "gpuCount.orValue(0) == 8" in one["exactly"]["selectors"][0]["cel"]["expression"]
+    assert devices(written("--pairs", "8", "--slices", dgx)) == whole
+    for more in (["--rail-aligned"], ["--same-switch"], ["--gpus", "1"], ["--fallback", "any"]):
+        with contextlib.suppress(AssertionError):  # some of it fits on no node
+            assert NODE not in str(written("--pairs", "8", *more, "--slices", dgx))
+    both = asked(written("--pairs", "8", "--slices", dgx, "--slices", bigger))
+    assert both == [("pairs", PAIR, 8)], "where eight are half of a node, that would be left out"
+    assert asked(written("--pairs", "16", "--slices", dgx, "--slices", bigger)) == [("node", NODE, 1)]
+
+
+def test_pods_around_a_whole_node_ask_for_the_cpus_of_all_its_gpus(written: Run) -> None:
+    one, other = (
+        written("--pairs", "8", *more, "--for", "pod")[-1]["spec"]["containers"][0]["resources"]["requests"]
+        for more in ([], ["--whole-node"])
+    )
+    assert one == other
 
 
 @pytest.mark.parametrize(
@@ -202,7 +241,11 @@ def test_claim_that_suits_the_slices_is_written(written: Run, dgx: Path) -> None
     [
         (["--pairs", "9"], "8 instead of 9"),
         (["--gpus", "3", "--vfs", "3", "--same-switch"], "any pcieSwitch"),
-        (["--groups", "1"], f"no device is of class {GROUP}. Classes with devices: {PAIR}, {GPU}, {VF}"),
+        (
+            ["--groups", "1"],
+            f"no device is of class {GROUP}. Classes with devices: {NODE}, {ANY}, {PAIR}, {GPU}, {VF}",
+        ),
+        (["--pairs", "10", "--whole-node"], "without the selector"),
         (["--class", "nic.example.com"], "no device is of class nic.example.com"),
         (["--pairs", "1", "--rails", "9"], "without the selector"),
     ],

@@ -14,6 +14,16 @@ def device(name: str, gpus: tuple[str, ...] = (), nics: tuple[str, ...] = ()) ->
     return OfferedDevice(name, "any", {}, gpus=gpus, nics=nics)
 
 
+def whole(devices: list[OfferedDevice]) -> OfferedDevice:
+    """All pairs as one device."""
+    pairs = [one for one in devices if one.name.startswith("pair")]
+    gpus, nics = (
+        tuple(part for one in pairs for part in parts)
+        for parts in ((p.gpus for p in pairs), (p.nics for p in pairs))
+    )
+    return OfferedDevice("whole", "node", {}, gpus=gpus, nics=nics)
+
+
 def node(gpus: int, vfs_a_gpu: int, shared: int, switches: int) -> tuple[list[OfferedDevice], dict[str, str]]:
     """A GPU's pair takes its first VF; the first ``shared`` VFs of each GPU are offered alone as well."""
     devices, switch_of = [], {}
@@ -49,10 +59,34 @@ def test_devices_exclude_each_other_exactly_when_they_share_hardware(
     assert [one.name for one in offer.devices] == [one.name for one in devices], "the order is the caller's"
 
 
-def test_twenty_gpus_below_one_switch_take_several_sets() -> None:
-    devices, switch_of = node(gpus=20, vfs_a_gpu=2, shared=1, switches=1)
+@pytest.mark.parametrize(
+    ("gpus", "sets"), [(16, {"node": 32}), (17, {"gpus": 17, "nics": 17}), (32, {"gpus": 32, "nics": 32})]
+)
+def test_counters_are_in_one_set_or_in_one_of_gpus_and_one_of_nics(gpus: int, sets: dict[str, int]) -> None:
+    devices, switch_of = node(gpus, vfs_a_gpu=2, shared=1, switches=4)
+    offer = assign_counters([*devices, whole(devices)], switch_of)
+    assert {name: len(held) for name, held in offer.counter_sets.items()} == sets
+    assert offer.devices[-1].kind == "node"
+    assert not offer.notes
+    exclusive(offer)
+
+
+def test_more_than_two_sets_of_counters_are_by_switch_and_the_whole_node_is_none() -> None:
+    devices, switch_of = node(gpus=33, vfs_a_gpu=2, shared=1, switches=3)
+    offer = assign_counters([*devices, whole(devices)], switch_of)
+    assert {name: len(held) for name, held in offer.counter_sets.items()} == {
+        f"switch-0002-{n:02x}-00-0": 22 for n in range(3)
+    }
+    assert all(one.kind != "node" for one in offer.devices)
+    (note,) = offer.notes
+    assert note.startswith("the whole node is not offered as one device: that would need 66 counters")
+    exclusive(offer)
+
+
+def test_forty_gpus_below_one_switch_take_several_sets() -> None:
+    devices, switch_of = node(gpus=40, vfs_a_gpu=2, shared=1, switches=1)
     offer = assign_counters(devices, switch_of)
-    assert len(offer.counter_sets) > 1
+    assert len(offer.counter_sets) > 2
     exclusive(offer)
 
 
@@ -76,9 +110,8 @@ def test_chain_of_shared_hardware_gets_one_set() -> None:
     exclusive(offer)
 
 
-@pytest.mark.parametrize(("nics", "alone"), [(31, 31), (32, 0), (62, 0)])
+@pytest.mark.parametrize(("nics", "alone"), [(30, 30), (32, 32), (33, 0), (62, 0)])
 def test_nics_too_many_for_a_set_are_offered_only_with_their_gpu(nics: int, alone: int) -> None:
-    """31 NICs and their GPU are 32 counters, all that a set holds."""
     gpu, vfs = "0000:01:00.0", tuple(f"0000:02:{n >> 3:02x}.{n & 7}" for n in range(nics))
     other = [device("gpu1", ("0000:03:00.0",)), device("pair1", ("0000:03:00.0",), ("0000:04:00.0",))]
     lone = [device(f"vf{n}", nics=(vf,)) for n, vf in enumerate(vfs)]
@@ -86,7 +119,9 @@ def test_nics_too_many_for_a_set_are_offered_only_with_their_gpu(nics: int, alon
     assert [one.name for one in offer.devices] == [
         "pair", "gpu", *(one.name for one in lone[:alone]), "gpu1", "pair1",
     ]  # fmt: skip
-    assert sorted(len(held) for held in offer.counter_sets.values()) == [1, alone + 1]
+    assert sorted(len(held) for held in offer.counter_sets.values()) == (
+        [32] if alone == 30 else [2, 32] if alone else [1, 1]
+    )
     assert bool(offer.notes) == (alone == 0)
     exclusive(offer)
 

@@ -61,8 +61,8 @@ def test_no_two_devices_share_hardware_and_none_is_left_out_in_vain(
 
 def test_the_loss_is_counted_in_words() -> None:
     offer = recorded("dgx-a100", 2, switch_groups=True).offer
-    assert lost(offer, without_counters(offer, PAIRS)) == "4 groups, 8 GPUs alone"
-    assert lost(offer, without_counters(offer, PARTS)) == "8 pairs, 4 groups"
+    assert lost(offer, without_counters(offer, PAIRS)) == "4 groups, 1 whole node, 8 GPUs alone"
+    assert lost(offer, without_counters(offer, PARTS)) == "8 pairs, 4 groups, 1 whole node"
     assert lost(offer, offer) == ""
 
 

@@ -129,9 +129,9 @@ def test_a_pair_of_six_nics_tells_which_attribute_is_left_out() -> None:
     (pair,) = [device for device in offer.devices if device.kind == names.KIND_PAIR]
     assert names.NIC_PCI_BUS_ID not in pair.attributes
     assert (
-        f"attribute {names.NIC_PCI_BUS_ID} is left out of 1 device: too long, 64 bytes are the API's limit"
-        in (offer.notes)
-    )
+        f"attribute {names.NIC_PCI_BUS_ID} is left out of 1 device as published: too long, 64 bytes are the API's limit"
+    ) in offer.notes
+    assert str(pair.facts[names.NIC_PCI_BUS_ID]).count(",") == 5, "the pod is told"
 
 
 # --- counters

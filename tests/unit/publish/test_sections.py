@@ -49,7 +49,7 @@ def test_eight_gpus_and_128_vfs_a_nic_are_within_all_limits(largest: Inventory) 
     found = slices(largest)
     check_api_limits(found)
     check_invariants(build_offer(largest, analyze(largest)))
-    assert sum(len(item["spec"].get("devices", [])) for item in found) == 8 + 8 + 8 * 127
+    assert sum(len(item["spec"].get("devices", [])) for item in found) == 8 + 1 + 8 + 8 * 127
     assert len(found) == 18
 
 

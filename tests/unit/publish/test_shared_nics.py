@@ -29,7 +29,7 @@ def vfs(inventory: Inventory, port: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("count", [2, 4, 7])
 def test_each_gpu_has_a_pair_with_a_vf_of_its_own_beside_the_group(count: int) -> None:
     case = four_nics(count)
-    found = {"pair": 8, "group": 4, "gpu": 8, "rdma-vf": 4 * (count - 2)}
+    found = {"pair": 8, "group": 4, "node": 1, "gpu": 8, "rdma-vf": 4 * (count - 2)}
     assert kinds(case.offer) == Counter({kind: n for kind, n in found.items() if n})
     pairs = of_kind(case.offer, "pair")
     assert len({nic for pair in pairs for nic in pair.nics}) == 8
@@ -91,7 +91,7 @@ def test_a_lost_gpu_changes_nothing_for_the_one_beside_it() -> None:
 
 def test_vfs_of_pairs_can_be_offered_alone_as_well() -> None:
     case = replace(four_nics(2), options=OfferOptions(share_pair_vfs=True))
-    assert kinds(case.offer) == {"pair": 8, "group": 4, "gpu": 8, "rdma-vf": 8}
+    assert kinds(case.offer) == {"pair": 8, "group": 4, "node": 1, "gpu": 8, "rdma-vf": 8}
     check_invariants(case.offer)
 
 
