@@ -27,6 +27,7 @@ KIND_RDMA_VF: Final = "rdma-vf"
 KIND_PAIR: Final = "pair"
 KIND_GROUP: Final = "group"  # several GPUs with the NICs that are theirs together
 KIND_NODE: Final = "node"  # all GPUs of a node, each with its NIC
+KIND_HELD: Final = "held"  # in a pod, and no longer offered
 KIND_GPU_PARTITION: Final = "gpu-partition"  # a MIG instance, an XCP
 
 # --- standard attributes (k8s.io/dynamic-resource-allocation/deviceattribute)

@@ -13,9 +13,10 @@ import yaml
 
 from component.conftest import CLAIMS, Cluster, request
 from railmate.inventory.model import Inventory
-from railmate.publish.model import Offer
+from railmate.publish.model import Offer, OfferedDevice
 from railmate_api import attributes as names
 from unit.publish.offered_machines import four_nics
+from unit.publish.offers import offer_of, without_driver
 
 Offers = Callable[..., Offer]
 GPU, VF, PAIR = "gpu.railmate.dev", "rdma-vf.railmate.dev", "gpu-rdma-pair.railmate.dev"
@@ -253,6 +254,28 @@ def test_whole_node_is_not_given_while_a_part_of_it_is_taken(
     cluster.delete_pod(f"{node}-part")
     cluster.delete_claim(f"{node}-part")
     cluster.scheduled(f"{node}-whole")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_offer_that_changes_under_a_pod_leaves_its_gpu_and_the_rest_of_the_node_usable(
+    cluster: Cluster, scanned: Callable[[str, int], Inventory], kept: bool
+) -> None:
+    """A pair gets another VF while a pod has it with the first, and gets the first one back. Without what is held the
+    GPU goes out twice, and then the scheduler refuses all that is left."""
+    node, inventory = cluster.node(f"held-{kept}".lower()), scanned("dgx-a100", 4)
+    first = offer_of(inventory)
+    cluster.publish(node, first)
+    (pair,) = take(cluster, node, "pod", request("pair", PAIR))
+    device = first.by_name[pair]
+    held = [OfferedDevice(pair, "", {}, gpus=device.gpus, nics=device.nics)] if kept else []
+    cluster.publish(node, offer_of(without_driver(inventory, device.nics[0]), held=held))
+    gpu = attribute("resource.kubernetes.io/pciBusID", device.gpus[0])
+    assert bool(take(cluster, node, "again", request("gpu", GPU, expression=gpu))) is not kept
+    if kept:
+        cluster.delete_pod(f"{node}-again")
+        cluster.delete_claim(f"{node}-again")
+    cluster.publish(node, first)
+    assert len(take(cluster, node, "rest", request("pairs", PAIR, 7))) == (7 if kept else 0)
 
 
 #: Devices as other drivers may have them: without attributes, with ours by name but not by type.

@@ -7,7 +7,7 @@ back and forth can be read; ``version`` is raised only when that no longer holds
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from railmate.attach.settings import NO_SETTINGS, NetdevSettings
 from railmate.cdi.spec import DeviceNode
 from railmate.errors import RailmateError
 from railmate.plain import read
-from railmate.publish.model import part_of
+from railmate.publish.model import OfferedDevice, part_of
 
 LEDGER_VERSION = 1
 
@@ -192,6 +192,24 @@ class Entry:
             return entry
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"not a ledger entry: {type(error).__name__}: {error}") from error
+
+
+def devices_of(entries: Iterable[Entry], boot_id: str) -> list[OfferedDevice]:
+    """What claims that were prepared in this boot have for themselves: each device's name and what it is made of."""
+    return [
+        OfferedDevice(
+            one.device,
+            "",
+            {},
+            gpus=one.gpus,
+            nics=tuple(nic.address for nic in one.nics),
+            partition=one.partition,
+        )
+        for entry in entries
+        if entry.boot_id == boot_id
+        for one in entry.devices
+        if not one.admin_access and one.share_id is None
+    ]
 
 
 def netdev_snapshot(value: Any) -> NetdevSnapshot:

@@ -33,10 +33,10 @@ from railmate.claims.plan import (
     reserved_pods,
 )
 from railmate.claims.rebinding import Rebinding, partition_missing
-from railmate.claims.records import ClaimRef, Entry, PreparedDevice
+from railmate.claims.records import ClaimRef, Entry, PreparedDevice, devices_of
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.errors import RailmateError
-from railmate.publish.model import overlap
+from railmate.publish.model import OfferedDevice, overlap
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +132,11 @@ class ClaimState:
 
     def held_addresses(self) -> Set[str]:
         return self.held().keys()
+
+    def held_devices(self) -> list[OfferedDevice]:
+        """Devices that claims have for themselves; see ``devices_of``."""
+        with self._ledger.locked():
+            return devices_of(self._ledger.entries().values(), self._boot_id)
 
     # --- the kubelet's verbs
     def prepare(self, ref: ClaimRef, patience: float = PREPARE_PATIENCE) -> PreparedClaim:

@@ -20,6 +20,7 @@ from railmate.claims.ledger import Ledger, boot_id
 from railmate.claims.observation import Observations
 from railmate.claims.plan import NodeView
 from railmate.claims.reconcile import Reconciler
+from railmate.claims.records import devices_of
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.state import ClaimState
 from railmate.errors import RailmateError
@@ -82,7 +83,7 @@ class Agent:
             )
             settings = replace(settings, handed_out=plugins.handed_out)
         held = {part for entry in ledger.entries().values() for part in entry.hardware}
-        view = first_look(settings, held, provisioner)
+        view = first_look(settings, held, provisioner, devices_of(ledger.entries().values(), boot_id()))
         self._vendor_specs = VendorSpecs([Path("/etc/cdi"), settings.cdi_dir])
         observations = Observations(ledger, runtime_files, settings.sysfs_root, settings.dev_root)
         self._attached = AttachedClaims(ledger, observations, self._reports)
@@ -129,6 +130,7 @@ class Agent:
             self._on_gone,
             provisioner,
             self._monitor.recheck,
+            self._state.held_devices,
         )
         self._paths = sockets(settings.kubelet_dir, settings.driver_name, settings.pod_uid)
         self._kubelet = KubeletServer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from railmate import files
@@ -18,7 +18,7 @@ from railmate.inventory.uplinks import uplink_functions, uplink_names
 from railmate.node.provisioning import Provisioner
 from railmate.node.settings import Settings
 from railmate.publish.devices import build_offer
-from railmate.publish.model import Offer
+from railmate.publish.model import Offer, OfferedDevice
 from railmate.topology.analyze import analyze
 from railmate.topology.model import Topology
 
@@ -39,21 +39,30 @@ class View:
     gone: frozenset[str] = frozenset()  # held by a claim and no longer in the machine
 
 
-def look(settings: Settings, before: Inventory | None = None, held: Set[str] = frozenset()) -> View:
-    """What is in the machine and what of it is offered. ``held`` hardware stays as it was ``before``."""
+def look(
+    settings: Settings,
+    before: Inventory | None = None,
+    held: Set[str] = frozenset(),
+    devices: Sequence[OfferedDevice] = (),
+) -> View:
+    """What is in the machine and what of it is offered. ``held`` hardware stays as it was ``before``, ``devices`` that
+    pods have stay published."""
     inventory, gone = scan(settings.sysfs_root, settings.proc_root), frozenset[str]()
     if before is not None:
         inventory, gone = keep_held(before, keep_facts(before, inventory), held)
     topology = analyze(inventory, settings.override)
     excluded = uplink_functions(inventory, uplink_names())
-    offer = build_offer(inventory, topology, settings.offer_options(excluded))
+    offer = build_offer(inventory, topology, settings.offer_options(excluded, devices))
     return View(inventory, offer, topology, gone)
 
 
-def first_look(settings: Settings, held: Set[str], provisioner: Provisioner) -> View:
+def first_look(
+    settings: Settings, held: Set[str], provisioner: Provisioner, devices: Sequence[OfferedDevice] = ()
+) -> View:
     """The first look of this process, after VFs have been made. What an earlier process knew of hardware that
     pods hold is on disk."""
-    view = _provisioned(settings, look(settings, _remembered(settings), held), held, provisioner)
+    view = look(settings, _remembered(settings), held, devices)
+    view = _provisioned(settings, view, held, provisioner, devices)
     log_notes(view)
     log.info(
         "machine class %s: %d GPUs, %d NIC functions, %d pairs; %d devices offered",
@@ -64,11 +73,17 @@ def first_look(settings: Settings, held: Set[str], provisioner: Provisioner) -> 
     return view
 
 
-def _provisioned(settings: Settings, view: View, held: Set[str], provisioner: Provisioner) -> View:
+def _provisioned(
+    settings: Settings,
+    view: View,
+    held: Set[str],
+    provisioner: Provisioner,
+    devices: Sequence[OfferedDevice],
+) -> View:
     """The view, or a new one when VFs had to be made."""
     uplinks = uplink_functions(view.inventory, uplink_names())
     if provisioner.provision(view.inventory, view.topology, uplinks, held):
-        return look(settings, view.inventory, held)
+        return look(settings, view.inventory, held, devices)
     return view
 
 
@@ -103,9 +118,9 @@ def _remembered(settings: Settings) -> Inventory:
 
 
 class MachineWatch:
-    """Blocking; run it in a daemon thread. ``held`` gives the addresses of all hardware that claims hold,
-    ``changed`` is called with each view whose offer differs from the last, ``gone`` with what is missing, ``event``
-    as soon as the kernel says that something changed."""
+    """Blocking; run it in a daemon thread. ``held`` gives the addresses of all hardware that claims hold, ``devices``
+    their devices, ``changed`` is called with each view whose offer differs from the last, ``gone`` with what is
+    missing, ``event`` as soon as the kernel says that something changed."""
 
     def __init__(
         self,
@@ -116,8 +131,10 @@ class MachineWatch:
         gone: Callable[[Set[str]], None],
         provisioner: Provisioner,
         event: Callable[[], None] = lambda: None,
+        devices: Callable[[], Sequence[OfferedDevice]] = tuple,
     ) -> None:
         self._settings, self._view, self._provisioner = settings, first, provisioner
+        self._devices = devices
         self._held, self._changed, self._gone, self._event = held, changed, gone, event
         self._stopping = threading.Event()
 
@@ -147,13 +164,13 @@ class MachineWatch:
             log.exception("the machine cannot be looked at; what is published stays as it is")
 
     def _look_again(self) -> None:
-        held = self._held()
-        view = look(self._settings, self._view.inventory, held)
+        held, devices = self._held(), self._devices()
+        view = look(self._settings, self._view.inventory, held, devices)
         if late := self._held() - held:
             # a claim that was prepared meanwhile may have taken a function's driver away while it was looked at
-            held = held | late
-            view = look(self._settings, self._view.inventory, held)
-        view = _provisioned(self._settings, view, held, self._provisioner)
+            held, devices = held | late, self._devices()
+            view = look(self._settings, self._view.inventory, held, devices)
+        view = _provisioned(self._settings, view, held, self._provisioner, devices)
         log_notes(view, self._view)
         if view.gone - self._view.gone:
             self._gone(view.gone - self._view.gone)

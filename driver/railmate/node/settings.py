@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from railmate.errors import UsageError
 from railmate.inventory.model import GpuVendor
 from railmate.publish.devices import OfferOptions
 from railmate.publish.exclusive import Preference
+from railmate.publish.model import OfferedDevice
 from railmate.publish.slices import check_names
 from railmate_api.attributes import DRIVER_NAME
 from railmate_api.override import TopologyOverride
@@ -53,8 +54,8 @@ class Settings:
                 f"--gate-binary {self.gate_binary}: no such file. The image has it; outside, build driver/gate."
             )
 
-    def offer_options(self, excluded: frozenset[str]) -> OfferOptions:
-        """``excluded``: addresses that are never offered."""
+    def offer_options(self, excluded: frozenset[str], held: Sequence[OfferedDevice] = ()) -> OfferOptions:
+        """``excluded``: addresses that are never offered. ``held``: what pods have."""
         return OfferOptions(
             nics_only=self.nics_only,
             share_pair_vfs=self.share_pair_vfs,
@@ -62,6 +63,7 @@ class Settings:
             lone_vfs=self.lone_vfs,
             switch_groups=self.switch_groups,
             all_attributes=self.all_attributes,
+            held=held,
             handed_out=self.handed_out(),
         )
 

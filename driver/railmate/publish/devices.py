@@ -23,6 +23,8 @@ from railmate.publish.attributes import (
 )
 from railmate.publish.counters import assign_counters
 from railmate.publish.devicenames import device_name, group_name, node_name, pair_name
+from railmate.publish.held import SECTION as SECTION_HELD
+from railmate.publish.held import still_held
 from railmate.publish.model import Offer, OfferedDevice
 from railmate.publish.units import Unit, Units, joined, whole_switches
 from railmate.topology.model import Role, Topology
@@ -50,6 +52,7 @@ class OfferOptions:
     ``lone_vfs``: how many VFs of a physical function are offered alone at most; None: all.
     ``switch_groups``: where a switch has several pairs, offer all of it as one device as well.
     ``all_attributes``: publish everything that is known of a device, not only what most people select on.
+    ``held``: what pods have; see ``railmate.publish.held``.
     ``handed_out``: vendors whose GPUs a device plugin hands out on this node, and under which name.
     """
 
@@ -59,6 +62,7 @@ class OfferOptions:
     lone_vfs: int | None = None
     switch_groups: bool = False
     all_attributes: bool = False
+    held: Sequence[OfferedDevice] = ()
     handed_out: Mapping[GpuVendor, str] = field(default_factory=dict)
 
 
@@ -72,6 +76,7 @@ def build_offer(inventory: Inventory, topology: Topology, options: OfferOptions 
     devices = [*mapping.together(), *mapping.gpus(), *mapping.partitions(), *mapping.lone_nics()]
     if mapping.options.all_attributes:
         devices = [_with_all_attributes(one) for one in devices]
+    devices += still_held(mapping.options.held, {one.name for one in devices})
     offer = assign_counters(devices, topology.switches)
     return replace(
         offer, sections=mapping.sections(), notes=(*mapping.notes(), *_too_long(devices), *offer.notes)
@@ -236,7 +241,7 @@ class _Mapping:
             count = max(1, len(parent.virtual_functions) if parent else len(self._vfs[port]))
             for start in range(0, count, _SECTION):
                 found[f"{port}/{start // _SECTION}"] = min(_SECTION, count - start)
-        return found
+        return found | {SECTION_HELD: 0}
 
     # --- what is not offered
     def notes(self) -> Iterator[str]:

@@ -23,6 +23,7 @@ class Preference(StrEnum):
 
 _ORDER = {
     Preference.PAIRS: (
+        names.KIND_HELD,
         names.KIND_PAIR,
         names.KIND_GROUP,
         names.KIND_GPU,
@@ -31,6 +32,7 @@ _ORDER = {
         names.KIND_NODE,
     ),
     Preference.PARTS: (
+        names.KIND_HELD,
         names.KIND_GPU,
         names.KIND_GPU_PARTITION,
         names.KIND_RDMA_VF,
@@ -42,6 +44,7 @@ _ORDER = {
 _WORDS = {
     names.KIND_PAIR: ("pair", "pairs"),
     names.KIND_GROUP: ("group", "groups"),
+    names.KIND_HELD: ("held device", "held devices"),
     names.KIND_NODE: ("whole node", "whole nodes"),
     names.KIND_GPU: ("GPU alone", "GPUs alone"),
     names.KIND_GPU_PARTITION: ("part of a GPU", "parts of GPUs"),

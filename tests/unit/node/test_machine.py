@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from railmate.inventory.model import Inventory
 from railmate.node.machine import MachineWatch, View, first_look, look, remember
 from railmate.node.provisioning import Provisioner
 from railmate.node.settings import Settings
-from railmate.publish.model import Offer
+from railmate.publish.model import Offer, OfferedDevice
 from railmate.topology.analyze import analyze
 from unit.claims.claims_world import VFS, inventory, offer
 
@@ -58,7 +58,10 @@ class Watched:
         patch.setattr(module, "look", self._look)
         self.watch = MachineWatch(settings, first, lambda: self.held(), self._changed, self._gone, NO_VFS)
 
-    def _look(self, settings: Settings, before: Inventory, held: Set[str]) -> View:
+    def _look(
+        self, settings: Settings, before: Inventory, held: Set[str], devices: Sequence[OfferedDevice]
+    ) -> View:
+        assert devices == ()
         self.asked.append((before, held))
         found = self.looks.pop(0)
         if isinstance(found, Exception):
@@ -200,6 +203,13 @@ def test_next_process_knows_what_pods_hold(settings: Settings) -> None:
     remember(settings, replace(first, inventory=replace(first.inventory, functions=functions, nics=nics)))
     assert first_look(settings, {vf}, NO_VFS).inventory.functions[vf].driver == "only-the-first-process-knew"
     assert first_look(settings, set(), NO_VFS).inventory.functions[vf] == first.inventory.functions[vf]
+
+
+def test_a_device_that_a_pod_has_stays_offered_as_held_until_it_is_given_back(settings: Settings) -> None:
+    group = OfferedDevice("group-of-before", "", {}, gpus=(look(settings).inventory.gpus[0].address,))
+    for found in (look(settings, devices=[group]), first_look(settings, set(), NO_VFS, [group])):
+        assert found.offer.by_name["group-of-before"].kind == "held"
+    assert "group-of-before" not in look(settings).offer.by_name
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"functions": 5}'])
