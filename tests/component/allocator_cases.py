@@ -13,12 +13,14 @@ Case = dict[str, Any]
 DRIVER, OTHER = "railmate.dev", "nic.example.com"
 SWITCH, NUMA = "railmate.dev/pcieSwitch", "resource.kubernetes.io/numaNode"
 PAIR, PAIR_NUMA = "gpu-rdma-pair.railmate.dev", "gpu-rdma-pair-numa.railmate.dev"
+NODE = "gpu-rdma-node.railmate.dev"
 KIND = 'device.driver == "railmate.dev" && device.attributes["railmate.dev"].?kind.orValue("") == "{}"'
 CLASSES = {
     "gpu": [KIND.format("gpu")],
     "vf": [KIND.format("vf")],
     PAIR: [KIND.format("pair"), 'device.attributes["railmate.dev"].?pcieSwitch.hasValue()'],
     PAIR_NUMA: [KIND.format("pair"), '!device.attributes["railmate.dev"].?pcieSwitch.hasValue()'],
+    NODE: [KIND.format("node")],
     "any": [],
     "ours": ['device.driver == "railmate.dev"'],
     "other": ['device.driver == "nic.example.com"'],
@@ -78,7 +80,7 @@ class _Maker:
     def _machine(self) -> list[dict[str, Any]]:
         switches, gpus, vfs = self.rng.randint(1, 4), self.rng.randint(1, 2), self.rng.randint(1, 3)
         sets: list[dict[str, Any]] = []
-        groups: dict[str, list[dict[str, Any]]] = {"pair": [], "gpu": [], "vf": [], "more": []}
+        groups: dict[str, list[dict[str, Any]]] = {"pair": [], "node": [], "gpu": [], "vf": [], "more": []}
         for switch in range(switches):
             counters: dict[str, Any] = {}
             place = {} if not self.plain and self.maybe(0.07) else {SWITCH: {"string": f"s{switch}"}}
@@ -97,11 +99,17 @@ class _Maker:
                     )
             groups["vf"] += [self._device(f"vf-{switch}-x{vf}", "vf", place, None) for vf in range(vfs)]
             sets.append({"name": f"set-{switch}", "counters": counters})
+        if switches <= 2 and self.maybe(0.6):  # a device consumes from two sets at most
+            node = self._device("node", "node", {}, None)
+            node["consumesCounters"] = [
+                {"counterSet": one["name"], "counters": one["counters"]} for one in sets
+            ]
+            groups["node"].append(node)
         if self.maybe(0.3):
             groups["more"] = self._partitions(sets)
         if self.maybe(0.3):
             groups["more"] += [self._shared(n) for n in range(self.rng.randint(1, 2))]
-        order = ["pair", "gpu", "vf", "more"]
+        order = ["pair", "node", "gpu", "vf", "more"]
         if self.maybe(0.3):
             self.rng.shuffle(order)
         devices = [device for kind in order for device in groups[kind]]
@@ -266,8 +274,8 @@ class _Maker:
 
     def _exactly(self) -> dict[str, Any]:
         # a careless class is rare, else most answers are errors
-        names = ["gpu", "vf", PAIR, PAIR_NUMA, "any", "ours", "other", "split"]
-        weights = [6, 6, 6, 1, 1, 2, 1, 1]
+        names = ["gpu", "vf", PAIR, PAIR_NUMA, NODE, "any", "ours", "other", "split"]
+        weights = [6, 6, 6, 1, 4, 1, 2, 1, 1]
         body: dict[str, Any] = {"deviceClassName": self.rng.choices(names, weights)[0]}
         if self.maybe(0.01):
             body["deviceClassName"] = self.rng.choice(["careless", "nosuch"])

@@ -149,6 +149,8 @@ def test_answers_are_the_allocators_and_reasons_hold(seed: int, tmp_path: Path) 
         about = f"case {number} of seed {seed}: {verdict} against {answer}"
         assert verdict.outcome == REAL[answer["verdict"]], about
         tally[verdict.outcome] += 1
+        if any(one.device.id[2] == "node" for one in verdict.devices):
+            tally["whole nodes"] += 1
         if verdict.outcome == FITS:
             wanted = [one or [] for one in answer.get("devices") or [[]] * len(case["claims"])]
             assert devices_of(verdict, case) == wanted, about
@@ -175,5 +177,6 @@ def test_answers_are_the_allocators_and_reasons_hold(seed: int, tmp_path: Path) 
     assert tally["unanswered"] <= UNANSWERED * len(asked)
     assert tally["no reason in time"] <= UNANSWERED * len(asked)
     assert all(
-        tally[kind] for kind in (FITS, NO, ERROR, "change count", "change release", "change constraint")
+        tally[kind]
+        for kind in (FITS, NO, ERROR, "whole nodes", "change count", "change release", "change constraint")
     )
