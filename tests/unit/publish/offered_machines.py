@@ -112,7 +112,7 @@ def four_nics(vfs: int) -> Case:
     if vfs:
         machine = with_vfs(machine, dict.fromkeys(nic_of.values()), vfs, MODELS)
     right = {gpu: frozenset([nic]) for gpu, nic in nic_of.items()}
-    return Case(f"4-nics-{vfs}vf" if vfs else "4-nics", inventory_of(machine), right)
+    return Case(f"four-nics-{vfs}vf" if vfs else "four-nics", inventory_of(machine), right)
 
 
 def _one_to_one(pairs: list[tuple[int, str, str]]) -> dict[str, str]:
