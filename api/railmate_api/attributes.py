@@ -14,6 +14,7 @@ DOMAIN: Final = "railmate.dev"
 # --- DeviceClasses
 CLASS_GPU: Final = "gpu.railmate.dev"
 CLASS_RDMA_VF: Final = "rdma-vf.railmate.dev"
+CLASS_RDMA_SHARED: Final = "rdma-shared.railmate.dev"
 CLASS_PAIR: Final = "gpu-rdma-pair.railmate.dev"
 CLASS_PAIR_NUMA: Final = "gpu-rdma-pair-numa.railmate.dev"
 CLASS_PAIR_ANY: Final = "gpu-rdma-pair-any.railmate.dev"
@@ -24,6 +25,7 @@ CLASS_GPU_PARTITION: Final = "gpu-partition.railmate.dev"
 # --- values of the `kind` attribute
 KIND_GPU: Final = "gpu"
 KIND_RDMA_VF: Final = "rdma-vf"
+KIND_RDMA_SHARED: Final = "rdma-shared"  # a physical function that pods share through sub-interfaces
 KIND_PAIR: Final = "pair"
 KIND_GROUP: Final = "group"  # several GPUs with the NICs that are theirs together
 KIND_NODE: Final = "node"  # all GPUs of a node, each with its NIC
@@ -47,6 +49,7 @@ UUID: Final = f"{DOMAIN}/uuid"
 ARCHITECTURE: Final = f"{DOMAIN}/architecture"
 DRIVER_VERSION: Final = f"{DOMAIN}/driverVersion"
 MEMORY: Final = f"{DOMAIN}/memory"  # a capacity, bytes
+SUB_INTERFACES: Final = f"{DOMAIN}/subInterfaces"  # a capacity, how many a shared port may have
 PROFILE: Final = f"{DOMAIN}/profile"  # of a partition: "1g.10gb", "CPX"
 GPU_COUNT: Final = f"{DOMAIN}/gpuCount"  # of a group or node
 NIC_COUNT: Final = f"{DOMAIN}/nicCount"
@@ -61,6 +64,7 @@ MODE: Final = f"{DOMAIN}/mode"  # "vf" or "pf"
 DISTANCE: Final = f"{DOMAIN}/distance"
 GPU_PCI_BUS_ID: Final = f"{DOMAIN}/gpuPciBusID"
 NIC_PCI_BUS_ID: Final = f"{DOMAIN}/nicPciBusID"
+SHARE_ID: Final = f"{DOMAIN}/shareID"  # in device metadata only: which share of a shared device it is
 INTERFACE: Final = f"{DOMAIN}/interface"  # in device metadata only: the netdev's name in the pod
 GID_INDEX: Final = f"{DOMAIN}/gidIndex"  # in device metadata only: the RoCE v2 GID of the pod's address
 GID: Final = f"{DOMAIN}/gid"
@@ -69,3 +73,4 @@ VFIO_NODE: Final = f"{DOMAIN}/vfioDevice"  # in device metadata only: /dev/vfio/
 # --- config
 CONFIG_API_VERSION: Final = "railmate.dev/v1alpha1"
 CONFIG_KIND_RDMA_VF: Final = "RdmaVfConfig"
+CONFIG_KIND_RDMA_SHARED: Final = "RdmaSharedConfig"

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from railmate_api import fields, vf
-from railmate_api.attributes import CONFIG_API_VERSION, CONFIG_KIND_RDMA_VF
+from railmate_api.attributes import CONFIG_API_VERSION, CONFIG_KIND_RDMA_SHARED, CONFIG_KIND_RDMA_VF
 from railmate_api.fields import Boolean, Choice, Group, Integer, Items, Network, Problem, Text, setting
 from railmate_api.rules import AtMost, Excludes, Needs, Rule
 
@@ -47,22 +47,14 @@ _OF_NETDEV: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class RdmaVfConfig:
-    """How a virtual function appears in the pod. Applies to rdma-vf devices and to the NIC half of pairs. All of it is
-    undone when the pod ends. What is set on the physical function (vlan to maxTxRate) is for virtual functions only."""
-
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Needs("vlanQoS", "vlan"),
-        Needs("vlanProtocol", "vlan"),
-        AtMost("minTxRate", "maxTxRate"),
-        Excludes("driver", _OF_NETDEV),
-    )
+class NetdevConfig:
+    """What every kind of NIC may be given in the pod."""
 
     interface_name: str | None = setting(
         "interfaceName",
         INTERFACE_NAME,
-        "The netdev's name in the pod. With several virtual functions in one request the name gets the function's "
-        "ordinal within the request appended from the second one on: rail, rail1.",
+        "The netdev's name in the pod. With several NICs in one request the name gets the NIC's ordinal within the "
+        "request appended from the second one on: rail, rail1.",
         unset="net1, net2 and so on, in the order of the claim's requests",
     )
     mtu: int | None = setting(
@@ -98,6 +90,28 @@ class RdmaVfConfig:
     sysctls: vf.Sysctls | None = setting(
         "sysctls", Group(vf.Sysctls), "Kernel settings of the interface.", unset="the kernel's defaults"
     )
+    env_hints: bool | None = setting(
+        "envHints",
+        Boolean(),
+        "Variables for NCCL and UCX that name the container's RDMA devices and their GID index (NCCL_IB_HCA, "
+        "NCCL_IB_GID_INDEX, UCX_NET_DEVICES) and, where the node's topology is given by an override, an NCCL topology "
+        "file (NCCL_TOPO_FILE); none that the pod or its image sets is replaced.",
+        unset="none",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaVfConfig(NetdevConfig):
+    """How a virtual function appears in the pod. Applies to rdma-vf devices and to the NIC half of pairs. All of it is
+    undone when the pod ends. What is set on the physical function (vlan to maxTxRate) is for virtual functions only."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Needs("vlanQoS", "vlan"),
+        Needs("vlanProtocol", "vlan"),
+        AtMost("minTxRate", "maxTxRate"),
+        Excludes("driver", _OF_NETDEV),
+    )
+
     features: dict[str, bool] | None = setting(
         "features", vf.FEATURES, "Offloads that are switched on or off (ethtool -K).", unset="as they are"
     )
@@ -166,11 +180,35 @@ class RdmaVfConfig:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class RdmaSharedConfig(NetdevConfig):
+    """How a sub-interface of a shared physical function appears in the pod. Applies to rdma-shared devices. It ends
+    with the pod. VLAN, trust, rates, offloads, rings and queues are the physical function's, which others use too."""
+
+    mac: str | None = setting(
+        "mac",
+        vf.MAC,
+        "The sub-interface's MAC address. For a request of one NIC.",
+        unset="one that is made from the share's id",
+    )
+    macvlan_mode: str | None = setting(
+        "macvlanMode",
+        Choice(("bridge", "private", "vepa")),
+        "Whether sub-interfaces of one physical function reach each other: within it (bridge), not at all (private), "
+        "or by way of the switch outside (vepa).",
+        unset="bridge",
+    )
+
+
 #: Kind -> the class that declares its fields.
-KINDS: Final[Mapping[str, type[Any]]] = {CONFIG_KIND_RDMA_VF: RdmaVfConfig}
+KINDS: Final[Mapping[str, type[NetdevConfig]]] = {
+    CONFIG_KIND_RDMA_VF: RdmaVfConfig,
+    CONFIG_KIND_RDMA_SHARED: RdmaSharedConfig,
+}
+Config = TypeVar("Config", bound=NetdevConfig)
 
 
-def decode(parameters: Mapping[str, Any]) -> RdmaVfConfig:
+def decode(parameters: Mapping[str, Any]) -> NetdevConfig:
     """Decode one opaque ``parameters`` object.
 
     Raises ConfigError for anything that is not exactly a known kind with known fields.
@@ -178,7 +216,7 @@ def decode(parameters: Mapping[str, Any]) -> RdmaVfConfig:
     found = problems(parameters)
     if found:
         raise ConfigError("; ".join(str(problem) for problem in found))
-    return fields.build(RdmaVfConfig, parameters)
+    return fields.build(KINDS[parameters["kind"]], parameters)
 
 
 def problems(parameters: Any, kinds: Mapping[str, type[Any]] = KINDS) -> list[Problem]:
@@ -193,9 +231,10 @@ def problems(parameters: Any, kinds: Mapping[str, type[Any]] = KINDS) -> list[Pr
     return fields.object_problems(kinds[parameters["kind"]], parameters, "", TYPE_FIELDS)
 
 
-def merge(configs: Sequence[RdmaVfConfig]) -> RdmaVfConfig:
-    """One config from several, given in the order of ``status.allocation.devices.config``."""
-    merged = RdmaVfConfig()
+def merge(configs: Sequence[NetdevConfig], of: type[Config]) -> Config:
+    """One config from those of this kind, given in the order of ``status.allocation.devices.config``."""
+    merged = of()
     for config in configs:
-        merged = fields.merge(merged, config)
+        if isinstance(config, of):
+            merged = fields.merge(merged, config)
     return merged

@@ -83,10 +83,10 @@ def test_error_is_one_line_also_for_hostile_input() -> None:
 
 def test_later_config_wins_and_silence_keeps_what_was_said() -> None:
     of_class, of_claim, silent = RdmaVfConfig("fabric0"), RdmaVfConfig("rail0"), RdmaVfConfig()
-    assert merge([of_class, of_claim]).interface_name == "rail0"
-    assert merge([of_class, silent]).interface_name == "fabric0"
-    assert merge([silent, of_claim]).interface_name == "rail0"
-    assert merge([]) == RdmaVfConfig()
+    assert merge([of_class, of_claim], RdmaVfConfig).interface_name == "rail0"
+    assert merge([of_class, silent], RdmaVfConfig).interface_name == "fabric0"
+    assert merge([silent, of_claim], RdmaVfConfig).interface_name == "rail0"
+    assert merge([], RdmaVfConfig) == RdmaVfConfig()
 
 
 def test_decoder_reads_what_json_gives() -> None:

@@ -26,6 +26,7 @@ def test_there_is_a_class_for_each_kind(classes: dict[str, Any]) -> None:
         names.CLASS_GPU,
         names.CLASS_GPU_PARTITION,
         names.CLASS_RDMA_VF,
+        names.CLASS_RDMA_SHARED,
         names.CLASS_PAIR,
         names.CLASS_PAIR_NUMA,
         names.CLASS_PAIR_ANY,
