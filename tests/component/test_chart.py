@@ -16,8 +16,10 @@ import railmate
 from harness.gobuild import program
 from harness.simnode import LABEL, STATE
 from railmate.cli.node import add_parser
+from railmate.errors import UsageError
 from railmate.inventory import nvml
 from railmate.provision.file import load_provisioning
+from railmate.publish.shared import parse_shared_pfs
 from railmate_api.admission import policy_spec
 from railmate_api.provisioning import json_schema
 
@@ -155,6 +157,23 @@ def test_sysfs_is_writable_only_for_a_driver_that_makes_vfs(render: Render) -> N
     (sysfs,) = [m for m in with_rules["containers"][0]["volumeMounts"] if m["mountPath"] == "/sys"]
     assert not sysfs.get("readOnly")
     assert with_rules["containers"][0]["securityContext"]["appArmorProfile"] == {"type": "Unconfined"}
+
+
+def test_what_is_to_be_shared_reaches_the_driver_as_it_is(render: Render) -> None:
+    wanted = ["0000:0c:00.0=2", "15b3:101e=4", "enp*=16", "*=8"]
+    objects = render("--set-json", f"sharedPFs={json.dumps(wanted)}")
+    assert parse(driver_pod(objects)["containers"][0]["args"]).shared_pfs == wanted
+    short = driver_pod(render("--set", "sharedPFs={*=16}"))["containers"][0]["args"]
+    assert parse(short).shared_pfs == ["*=16"], "as the example's page has it"
+    assert parse(driver_pod(render())["containers"][0]["args"]).shared_pfs == []
+
+
+@pytest.mark.parametrize("rule", ["enp*", "enp*=", "=4", "enp*=many", "a b=4"])
+def test_the_chart_refuses_to_share_what_the_driver_would_refuse(render: Render, rule: str) -> None:
+    with pytest.raises(ValueError, match="sharedPFs"):
+        render("--set-json", f"sharedPFs={json.dumps([rule])}")
+    with pytest.raises(UsageError, match="--shared-pfs"):
+        parse_shared_pfs(rule)
 
 
 def test_a_change_of_the_rules_restarts_the_driver(render: Render) -> None:

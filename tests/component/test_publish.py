@@ -18,6 +18,7 @@ from railmate.kube.errors import ApiError
 from railmate.publish.controller import SliceController
 from railmate.publish.exclusive import Preference
 from railmate.publish.model import Offer
+from railmate.publish.shared import SharedPfs
 from railmate.publish.slices import resource_slices
 from railmate.publish.writes import dropped_fields
 from railmate_api.attributes import CLASS_GPU, CLASS_PAIR, CLASS_RDMA_VF, PCIE_SWITCH
@@ -274,6 +275,26 @@ def test_taints_that_the_server_drops_are_not_wanted_again(old_server: Cluster, 
     assert pair in names_of(old_server, node)
     kube.writes = 0
     controller.set_taints({pair: "gpu-lost"})
+    assert kube.writes == 0
+
+
+def test_a_server_that_lets_no_two_claims_have_a_device_gets_no_shared_one(
+    old_server: Cluster, offers: Offers
+) -> None:
+    """The whole port would go to the first claim that asks for a share."""
+    node, said = old_server.node("old-shared"), list[str]()
+    offer = offers(shared_pfs=(SharedPfs("*", 4),))
+    kube = counting(old_server, node)
+    controller = SliceController(kube, DRIVER, node, offer, on_lost=said.append)
+    controller.sync()
+    assert Counter(offer.by_name[name].kind for name in names_of(old_server, node)) == {
+        "pair": 8,
+        "rdma-vf": 24,
+    }
+    (told,) = [one for one in said if "DRAConsumableCapacity" in one]
+    assert "left out: 8" in told
+    kube.writes = 0
+    controller.sync()
     assert kube.writes == 0
 
 

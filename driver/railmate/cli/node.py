@@ -8,7 +8,7 @@ import logging
 import os
 from pathlib import Path
 
-from railmate.cli.offers import add_offer_flags
+from railmate.cli.offers import add_offer_flags, shared_pfs
 from railmate.cli.overrides import add_override_flags, override_from
 from railmate_api.attributes import DRIVER_NAME
 
@@ -113,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
         lone_vfs=args.lone_vfs,
         switch_groups=args.switch_groups,
         all_attributes=args.attributes == "all",
+        shared_pfs=shared_pfs(args.shared_pfs),
         without_counters=Preference(args.without_counters),
         ignore_device_plugins=args.device_plugins == "ignore",
         override=override_from(args.override, args.roles),

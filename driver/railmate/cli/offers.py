@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from railmate.publish.shared import SharedPfs
 
 
 def add_offer_flags(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +43,22 @@ def add_offer_flags(parser: argparse.ArgumentParser) -> None:
         help="what is published of each device: what claims select and match on, or all that is known, half as many "
         "bytes again; a pod is told all in either case",
     )
+    add(
+        "--shared-pfs",
+        action="append",
+        default=[],
+        metavar="NIC=N",
+        help="share physical functions among pods, each with up to N macvlan sub-interfaces. NIC is an address "
+        "(0000:0c:00.0), a vendor:device (15b3:101e) or a pattern of netdev or RDMA device names ('enp*'); a pattern "
+        "takes rails only, and not the node's uplink. Repeatable; the first that fits counts",
+    )
+
+
+def shared_pfs(texts: Sequence[str]) -> tuple[SharedPfs, ...]:
+    """What ``--shared-pfs`` says. Raises UsageError."""
+    from railmate.publish.shared import parse_shared_pfs
+
+    return tuple(parse_shared_pfs(text) for text in texts)
 
 
 def lone_vfs(text: str) -> int | None:

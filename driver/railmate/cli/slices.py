@@ -8,7 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
-from railmate.cli.offers import add_offer_flags
+from railmate.cli.offers import add_offer_flags, shared_pfs
 from railmate.cli.overrides import add_override_flags, override_from
 from railmate.cli.printable import printable
 from railmate.cli.topology import default_proc_root
@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         lone_vfs=args.lone_vfs,
         switch_groups=args.switch_groups,
         all_attributes=args.attributes == "all",
+        shared_pfs=shared_pfs(args.shared_pfs),
     )
     offer = build_offer(inventory, topology, options)
     for sentence in (*inventory.warnings, *topology.notes, *offer.notes):

@@ -77,10 +77,11 @@ def _link(target: Target, facts: Facts) -> Verdict:
 
 
 def _not_brought_up(target: Target, netdev: NetdevLink) -> Verdict:
-    if target.has_vfs:
+    if target.has_vfs or target.shared:
+        who = "VFs" if target.has_vfs else "sub-interfaces"
         return _ill(
             Reason.LINK_DOWN,
-            f"{netdev.name} is not up, so its VFs have no link. Bring it up: ip link set {netdev.name} up",
+            f"{netdev.name} is not up, so its {who} have no link. Bring it up: ip link set {netdev.name} up",
         )
     # it is brought up when a pod gets it
     return _unknown(f"{netdev.name} is not up, so its link cannot be seen")

@@ -33,7 +33,8 @@ class Target:
     """A function to look at, and what the inventory knows of where to look.
 
     ``port``: the bridge right above it. ``netdev`` and ``rdma``: names at the time of the scan.
-    ``parent``: of a VF, its physical function. ``has_vfs``: its link is that of its VFs too.
+    ``parent``: of a VF, its physical function. ``has_vfs``: its link is that of its VFs too. ``shared``: and of its
+    sub-interfaces.
     """
 
     address: str
@@ -41,6 +42,7 @@ class Target:
     port: str | None = None
     parent: str | None = None
     has_vfs: bool = False
+    shared: bool = False
     netdev: str | None = None
     rdma: str | None = None
 
@@ -150,6 +152,7 @@ class Sysfs:
 def targets(offer: Offer, inventory: Inventory) -> dict[str, Target]:
     """The functions behind the offered devices, with the physical functions of VFs, each once."""
     found: dict[str, Target] = {}
+    shared = {nic for device in offer.devices if device.sub_interfaces for nic in device.nics}
     for device in offer.devices:
         for gpu in device.gpus:
             function = inventory.functions[gpu]
@@ -160,16 +163,17 @@ def targets(offer: Offer, inventory: Inventory) -> dict[str, Target]:
             if parent is not None:
                 found[nic] = Target(nic, Kind.VF, parent=parent)
                 function = inventory.functions[parent]
-            found[function.address] = _nic(function)
+            found[function.address] = _nic(function, function.address in shared)
     return found
 
 
-def _nic(function: PciFunction) -> Target:
+def _nic(function: PciFunction, shared: bool) -> Target:
     return Target(
         function.address,
         Kind.NIC,
         port=_port(function),
         has_vfs=bool(function.virtual_functions),
+        shared=shared,
         netdev=function.netdevs[0].name if function.netdevs else None,
         rdma=function.rdma_devices[0].name if function.rdma_devices else None,
     )

@@ -11,6 +11,7 @@ from railmate.inventory.model import GpuVendor
 from railmate.publish.devices import OfferOptions
 from railmate.publish.exclusive import Preference
 from railmate.publish.model import OfferedDevice
+from railmate.publish.shared import SharedPfs
 from railmate.publish.slices import check_names
 from railmate_api.attributes import DRIVER_NAME
 from railmate_api.override import TopologyOverride
@@ -40,6 +41,7 @@ class Settings:
     lone_vfs: int | None = None  # None: all
     switch_groups: bool = False
     all_attributes: bool = False
+    shared_pfs: tuple[SharedPfs, ...] = ()
     without_counters: Preference = Preference.PAIRS
     ignore_device_plugins: bool = False
     override: TopologyOverride | None = None
@@ -64,6 +66,7 @@ class Settings:
             switch_groups=self.switch_groups,
             all_attributes=self.all_attributes,
             held=held,
+            shared_pfs=self.shared_pfs,
             handed_out=self.handed_out(),
         )
 

@@ -43,7 +43,12 @@ def _provision(change: PfChange, inventory: Inventory, held: Set[str], sysfs_roo
     function, rule = sriov.PhysicalFunction(sysfs_root, change.address), change.rule
     problems = []
     if rule.eswitch is not None and eswitch.mode(change.address) != rule.eswitch:
-        if change.present and not change.resize:
+        if change.address in held:
+            problems.append(
+                f"its embedded switch stays as it is, not {rule.eswitch}: a claim holds it, or a share of it, and its "
+                "netdev would be made anew"
+            )
+        elif change.present and not change.resize:
             problems.append(
                 f"its embedded switch stays as it is, not {rule.eswitch}: its {change.present} VFs would go; "
                 "set vfs to 0 first"

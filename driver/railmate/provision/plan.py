@@ -107,6 +107,10 @@ def _refused(
         return "it has no driver; bind one, then restart railmate's pod on this node"
     if len(function.virtual_functions) == rule.vfs:
         return None
+    if function.address in held:
+        return (
+            "a claim holds it, or a share of it. Free it (drain the node), then restart railmate's pod there"
+        )
     for address in function.virtual_functions:
         one = inventory.functions.get(address)
         why = in_use(inventory, one, held) if one is not None else None

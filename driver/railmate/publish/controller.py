@@ -18,6 +18,7 @@ from railmate.kube.client import KubeClient, Object
 from railmate.kube.errors import ApiError
 from railmate.publish.exclusive import Preference, lost, without_counters
 from railmate.publish.model import Offer
+from railmate.publish.shared import without_shared
 from railmate.publish.slices import gate_probe, keep_taint_times, resource_slices
 from railmate.publish.writes import WritePlan, dropped_fields, plan_writes, without_fields
 
@@ -31,6 +32,7 @@ _PAUSE_FIRST, _PAUSE_MAX, _QUIET = 0.1, 30.0, 10.0
 _ASK_AGAIN = 300.0
 #: Fields that a server drops while this feature gate is off.
 _COUNTERS = frozenset({"consumesCounters", "sharedCounters"})
+_SHARES = frozenset({"allowMultipleAllocations", "requestPolicy"})
 _TAINTS_LOST = (
     "The API server dropped the taints of this node's devices: its feature gate DRADeviceTaints is off (needs "
     "Kubernetes 1.36, or the gate). Devices that do not work are only shown as unhealthy, and pods may get them."
@@ -144,7 +146,8 @@ class SliceController:
 
     @property
     def _published(self) -> Offer:
-        return without_counters(self._offer, self._preference) if self._dropped & _COUNTERS else self._offer
+        offer = without_shared(self._offer) if self._dropped & _SHARES else self._offer
+        return without_counters(offer, self._preference) if self._dropped & _COUNTERS else offer
 
     def _desired(self, generation: int, existing: Sequence[Object]) -> list[Object]:
         slices = resource_slices(
@@ -161,9 +164,9 @@ class SliceController:
         return slices
 
     def _write(self, existing: list[Object], desired: list[Object], plan: WritePlan) -> bool:
-        """Write what is planned. False when the server turned out to know no counters: the rest is left out then,
-        so that hardware is not published under several names. Counters are in the first slices, and while slices
-        of a pool are missing none of its devices is given out."""
+        """Write what is planned. False when the server turned out to know no counters, or no shares: the rest is left
+        out then, so that hardware is not published under several names. Counters are in the first slices, and while
+        slices of a pool are missing none of its devices is given out."""
         by_name = {item["metadata"]["name"]: item for item in existing}
         for name in plan.delete:
             self._kube.delete_slice(by_name[name])
@@ -176,7 +179,7 @@ class SliceController:
                 stored = self._kube.create_slice(body)
             else:
                 continue
-            if self._note_dropped(dropped_fields(body["spec"], stored["spec"])) & _COUNTERS:
+            if self._note_dropped(dropped_fields(body["spec"], stored["spec"])) & (_COUNTERS | _SHARES):
                 return False
         log.info(
             "ResourceSlices of node %s: %d created, %d updated, %d deleted (%d devices, generation %d)",
@@ -191,8 +194,10 @@ class SliceController:
         Writes nothing."""
         probe = gate_probe(self._driver, self._node)
         found = dropped_fields(probe["spec"], self._kube.try_slice(probe)["spec"])
-        dropped = (found & {"taints"}) | (_COUNTERS if found & _COUNTERS else set())
-        kept = (self._dropped & (_COUNTERS | {"taints"})) - dropped
+        dropped = found & {"taints"}
+        for together in (_COUNTERS, _SHARES):
+            dropped |= together if found & together else set()
+        kept = (self._dropped & (_COUNTERS | _SHARES | {"taints"})) - dropped
         if kept:
             log.info("node %s: the API server keeps %s now", self._node, ", ".join(sorted(kept)))
             self._dropped -= kept
@@ -214,16 +219,23 @@ class SliceController:
     def _losses(self, gone: set[str]) -> list[str]:
         losses = []
         if gone & _COUNTERS and self._offer.counter_sets:
-            less = lost(self._offer, self._published) or "nothing"
+            offer = without_shared(self._offer)
+            less = lost(offer, without_counters(offer, self._preference)) or "nothing"
             other = next(one for one in Preference if one is not self._preference)
             losses.append(
                 "The API server dropped the counters of this node's devices: its feature gate DRAPartitionableDevices "
                 "is off (needs Kubernetes 1.36, or the gate). So each GPU and NIC is published under one name; left "
                 f"out: {less}. --without-counters={other} leaves out others."
             )
+        shared = [device for device in self._offer.devices if device.sub_interfaces]
+        if gone & _SHARES and shared:
+            losses.append(
+                "The API server lets no two claims have one device: its feature gate DRAConsumableCapacity is off "
+                f"(needs Kubernetes 1.36, or the gate). So no shared NIC is published; left out: {len(shared)}."
+            )
         if "taints" in gone:
             losses.append(_TAINTS_LOST)
-        rest = sorted(gone - _COUNTERS - {"taints"})
+        rest = sorted(gone - _COUNTERS - _SHARES - {"taints"})
         if rest:
             losses.append(f"The API server dropped {', '.join(rest)} of this node's ResourceSlices.")
         return losses

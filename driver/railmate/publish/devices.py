@@ -26,6 +26,7 @@ from railmate.publish.devicenames import device_name, group_name, node_name, pai
 from railmate.publish.held import SECTION as SECTION_HELD
 from railmate.publish.held import still_held
 from railmate.publish.model import Offer, OfferedDevice
+from railmate.publish.shared import SharedPfs, shared_ports
 from railmate.publish.units import Unit, Units, joined, whole_switches
 from railmate.topology.model import Role, Topology
 from railmate.topology.nickinds import PASS_THROUGH
@@ -38,6 +39,7 @@ _NOT_WHOLE = "in MIG mode: its instances are offered, and no pair with a NIC"
 _SECTION = 64
 Item = TypeVar("Item")
 _GPUS = "gpus"  # the section of everything with a GPU
+_SHARED = "shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class OfferOptions:
     ``switch_groups``: where a switch has several pairs, offer all of it as one device as well.
     ``all_attributes``: publish everything that is known of a device, not only what most people select on.
     ``held``: what pods have; see ``railmate.publish.held``.
+    ``shared_pfs``: physical functions that pods share through sub-interfaces; the first that fits counts.
     ``handed_out``: vendors whose GPUs a device plugin hands out on this node, and under which name.
     """
 
@@ -63,17 +66,24 @@ class OfferOptions:
     switch_groups: bool = False
     all_attributes: bool = False
     held: Sequence[OfferedDevice] = ()
+    shared_pfs: tuple[SharedPfs, ...] = ()
     handed_out: Mapping[GpuVendor, str] = field(default_factory=dict)
 
 
 def build_offer(inventory: Inventory, topology: Topology, options: OfferOptions | None = None) -> Offer:
     """Devices in the order the scheduler should take them: pairs, groups, the whole node, GPUs, their partitions, then
-    NICs, each switch by switch.
+    NICs, each switch by switch, then shared ports.
 
     First fit walks this order, so small claims fill one switch before they open the next.
     """
     mapping = _Mapping(inventory, topology, options or OfferOptions())
-    devices = [*mapping.together(), *mapping.gpus(), *mapping.partitions(), *mapping.lone_nics()]
+    devices = [
+        *mapping.together(),
+        *mapping.gpus(),
+        *mapping.partitions(),
+        *mapping.lone_nics(),
+        *mapping.shared(),
+    ]
     if mapping.options.all_attributes:
         devices = [_with_all_attributes(one) for one in devices]
     devices += still_held(mapping.options.held, {one.name for one in devices})
@@ -103,7 +113,14 @@ class _Mapping:
         # a running machine has drivers; a tree without any is a copy that left them out
         self._drivers_known = any(one.driver for one in inventory.functions.values())
         self._describe = Describer(inventory, topology)
-        rails = [nic for nic in inventory.nics if topology.roles.get(nic.address) == Role.RAIL]
+        self._shared = shared_ports(options.shared_pfs, inventory, topology.roles, options.excluded)
+        # a port without VFs that is shared is not offered whole
+        rails = [
+            nic
+            for nic in inventory.nics
+            if topology.roles.get(nic.address) == Role.RAIL
+            and (nic.address not in self._shared.offered or nic.function.virtual_functions)
+        ]
         offered_gpus = () if self.options.nics_only else inventory.gpus
         candidates: list[Gpu | Nic] = [*offered_gpus, *rails]
         reasons = {device.address: self._obstacle(device) for device in candidates}
@@ -218,6 +235,26 @@ class _Mapping:
             section=f"{port}/{(nic.vf_index or 0) // _SECTION}",
         )
 
+    def shared(self) -> list[OfferedDevice]:
+        """Ports whose sub-interfaces pods get, each one device for many claims."""
+        nics = {nic.address: nic for nic in self._inventory.nics}
+        return _in_switch_order(
+            [
+                replace(
+                    _device(
+                        device_name("shared", address),
+                        names.KIND_RDMA_SHARED,
+                        self._describe.place(address) | self._describe.nics([nics[address]]),
+                        {},
+                        nics=(address,),
+                        section=_SHARED,
+                    ),
+                    sub_interfaces=number,
+                )
+                for address, number in self._shared.offered.items()
+            ]
+        )
+
     def _ports(self) -> list[str]:
         """Rails that are no VF of another, offered or not, and the parents of VFs; switch by switch."""
         roles, switches = self._topology.roles, self._topology.switches
@@ -241,7 +278,8 @@ class _Mapping:
             count = max(1, len(parent.virtual_functions) if parent else len(self._vfs[port]))
             for start in range(0, count, _SECTION):
                 found[f"{port}/{start // _SECTION}"] = min(_SECTION, count - start)
-        return found | {SECTION_HELD: 0}
+        wanted = len(self._shared.offered) + len(self._shared.refused)
+        return found | ({_SHARED: wanted} if wanted else {}) | {SECTION_HELD: 0}
 
     # --- what is not offered
     def notes(self) -> Iterator[str]:
@@ -261,6 +299,7 @@ class _Mapping:
         yield from notes.left_out("rail NIC", ports)
         for parent, reasons in vfs.items():
             yield from notes.vfs_left_out(parent, reasons)
+        yield from self._shared.notes(self._inventory)
         yield from notes.halves(self._units.without_half)
         for unit in self._units.few_vfs:
             yield notes.few_vfs([gpu.address for gpu in unit.gpus], unit.pair.nics)

@@ -29,6 +29,7 @@ _ORDER = {
         names.KIND_GPU,
         names.KIND_GPU_PARTITION,
         names.KIND_RDMA_VF,
+        names.KIND_RDMA_SHARED,
         names.KIND_NODE,
     ),
     Preference.PARTS: (
@@ -36,6 +37,7 @@ _ORDER = {
         names.KIND_GPU,
         names.KIND_GPU_PARTITION,
         names.KIND_RDMA_VF,
+        names.KIND_RDMA_SHARED,
         names.KIND_PAIR,
         names.KIND_GROUP,
         names.KIND_NODE,
@@ -49,6 +51,7 @@ _WORDS = {
     names.KIND_GPU: ("GPU alone", "GPUs alone"),
     names.KIND_GPU_PARTITION: ("part of a GPU", "parts of GPUs"),
     names.KIND_RDMA_VF: ("NIC alone", "NICs alone"),
+    names.KIND_RDMA_SHARED: ("shared NIC", "shared NICs"),
 }
 
 

@@ -16,7 +16,8 @@ class OfferedDevice:
 
     ``gpus`` and ``nics`` are PCI addresses; a NIC is a VF, or a whole physical function. With ``partition``
     (its name on the GPU) the device is that part of its one GPU. ``consumes`` names counters as (counter
-    set, counter, how many of its units).
+    set, counter, how many of its units). With ``sub_interfaces`` its one NIC stays on the node, and so many claims have
+    a share of it.
 
     ``attributes`` are published: the scheduler and every client read them for each device of the cluster, so
     they are what people select and match on. ``facts`` are told to the pod that has the device, in its
@@ -33,6 +34,7 @@ class OfferedDevice:
     partition: str | None = None
     facts: Mapping[str, AttributeValue] = field(default_factory=dict)
     section: str = ""
+    sub_interfaces: int = 0
 
     @property
     def told(self) -> Mapping[str, AttributeValue]:
@@ -45,14 +47,18 @@ class OfferedDevice:
         gpus = (part_of(gpu, self.partition) for gpu in self.gpus)
         return frozenset((*gpus, *self.nics))
 
+    def parts_with(self, share: str | None) -> frozenset[str]:
+        """The same of an allocation, which has but a share of a shared device."""
+        return frozenset(part_of(one, share) for one in self.nics) if self.sub_interfaces else self.parts
 
-def part_of(gpu: str, partition: str | None) -> str:
-    """``0000:07:00.0``, or ``0000:07:00.0/gi3ci0`` for a part of it."""
-    return f"{gpu}/{partition}" if partition else gpu
+
+def part_of(whole: str, part: str | None) -> str:
+    """``0000:07:00.0``, or for a part of a GPU ``0000:07:00.0/gi3ci0``, for a share of a NIC ``0000:0c:00.0/<id>``."""
+    return f"{whole}/{part}" if part else whole
 
 
 def overlap(one: Iterable[str], other: Iterable[str]) -> frozenset[str]:
-    """What of ``one`` is in ``other`` too; a GPU and a part of it are both in each other."""
+    """What of ``one`` is in ``other`` too; a whole and a part of it are both in each other."""
     others = frozenset(other)
     wholes = {part.split("/", 1)[0] for part in others}
     return frozenset(

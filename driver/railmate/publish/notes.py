@@ -26,6 +26,23 @@ def vfs_left_out(parent: str, reasons: Mapping[str, str]) -> Iterator[str]:
         )
 
 
+def not_shared(reasons: Mapping[str, str]) -> Iterator[str]:
+    """Physical functions that an administrator wants shared. ``reasons``: address to why they are not."""
+    for reason, addresses in _by_value(reasons.items()).items():
+        one = len(addresses) == 1
+        yield f"NIC{'' if one else 's'} {', '.join(addresses)} {'is' if one else 'are'} not shared: {reason}"
+
+
+def shared_only(addresses: Sequence[str]) -> Iterator[str]:
+    """Shared physical functions that without sharing would be offered whole."""
+    if addresses:
+        one = len(addresses) == 1
+        yield (
+            f"NIC{'' if one else 's'} {', '.join(addresses)} {'has' if one else 'have'} no VFs and "
+            f"{'is' if one else 'are'} shared, so {'it is' if one else 'they are'} not offered whole, alone or in pairs"
+        )
+
+
 def handed_out(resource: str) -> str:
     """Why a GPU is left to a device plugin on the same node."""
     return (

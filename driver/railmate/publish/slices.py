@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from railmate.errors import UsageError
 from railmate.publish.model import AttributeValue, Offer, OfferedDevice
-from railmate_api.attributes import DOMAIN, DRIVER_NAME
+from railmate_api.attributes import DOMAIN, DRIVER_NAME, SUB_INTERFACES
 
 _MAX_NAME = 253  # DNS subdomain
 _MAX_DRIVER_NAME = 63  # k8s.io/api resource/v1, DriverNameMaxLength
@@ -30,6 +30,9 @@ MAX_DEVICES_PER_SLICE = 64
 TAINT_UNHEALTHY: Final = f"{DOMAIN}/unhealthy"
 #: Pods that have the device stay: the job decides, from the health in its pod's status, when to give it up.
 _TAINT_EFFECT = "NoSchedule"
+#: A share is one sub-interface; who wants two of a port asks in two requests (k8s.io/api resource/v1,
+#: CapacityRequestPolicy). What asks for another number is refused by the scheduler.
+_ONE_EACH = {"default": "1", "validValues": ["1"]}
 _NO_TAINTS: Mapping[str, str] = MappingProxyType({})
 
 Spec = dict[str, Any]
@@ -138,12 +141,17 @@ def gate_probe(driver: str, node: str) -> dict[str, Any]:
         "consumesCounters": [{"counterSet": "probe", "counters": counter}],
         "taints": [{"key": TAINT_UNHEALTHY, "effect": _TAINT_EFFECT}],
     }
+    shared = {
+        "name": "probe-shared",
+        "allowMultipleAllocations": True,
+        "capacity": {"probe": {"value": "1", "requestPolicy": _ONE_EACH}},
+    }
     pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
         "metadata": {"name": slice_name(0xFFFFF, driver, node)},
-        "spec": {"driver": driver, "nodeName": node, "pool": pool, "devices": [device]},
+        "spec": {"driver": driver, "nodeName": node, "pool": pool, "devices": [device, shared]},
     }
 
 
@@ -193,6 +201,12 @@ def _device(device: OfferedDevice, driver: str, taint: str | None) -> dict[str, 
         body["capacity"] = {
             _written(name, driver): {"value": quantity(value)}
             for name, value in sorted(device.capacity.items())
+        }
+    if device.sub_interfaces:
+        body["allowMultipleAllocations"] = True
+        body.setdefault("capacity", {})[_written(SUB_INTERFACES, driver)] = {
+            "value": quantity(device.sub_interfaces),
+            "requestPolicy": _ONE_EACH,
         }
     if device.consumes:
         by_set: dict[str, dict[str, Any]] = {}

@@ -206,3 +206,27 @@ def test_proc_beside_the_tree_is_read_by_default(
     root = machine_root("dgx-a100", 4)
     assert main(["slices", "--sysfs-root", str(root / "sys"), "--node-name", "node1"]) == 0
     assert capsys.readouterr().out == slices(root, capsys)
+
+
+def test_shared_functions_are_printed_as_they_would_be_published(
+    machine_root: Root, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = machine_root("dgx-a100", 4)
+    text = slices(root, capsys, "--shared-pfs", "0000:0c:00.0=2", "--shared-pfs=enp*=16")
+    found = {
+        device["name"]: device["capacity"]["subInterfaces"]["value"]
+        for document in yaml.safe_load_all(text)
+        for device in document["spec"].get("devices", [])
+        if device.get("allowMultipleAllocations")
+    }
+    assert len(found) == 8
+    assert found.pop("shared-0000-0c-00-0") == "2"
+    assert set(found.values()) == {"16"}
+
+
+def test_a_rule_to_share_that_is_none_is_bad_usage(
+    machine_root: Root, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = machine_root("dgx-a100", 4)
+    assert main(["slices", "--sysfs-root", str(root / "sys"), "--shared-pfs=enp*"]) == 2
+    assert "write NIC=N" in capsys.readouterr().err

@@ -106,6 +106,15 @@ def test_a_management_nic_is_selected_by_its_address_or_role_only(bare: Inventor
         assert [one.address for one in said.changes] == [RAILS[0]]
 
 
+def test_a_nic_that_pods_have_shares_of_is_not_re_sized(with_two_vfs: Inventory) -> None:
+    """Its netdev may be made anew by that, and the sub-interfaces over it would be gone."""
+    wanted = rules({"select": {"role": "rail"}, "vfs": 4})
+    found = planned(with_two_vfs, wanted, held={RAILS[0]})
+    assert [(one.address, "share" in one.reason) for one in found.refusals] == [(RAILS[0], True)]
+    same = planned(with_two_vfs, rules({"select": {"role": "rail"}, "vfs": 2}), held={RAILS[0]})
+    assert same.refusals == ()
+
+
 def test_a_nic_that_has_its_vfs_keeps_them(with_two_vfs: Inventory) -> None:
     found = planned(with_two_vfs, rules({"select": {"role": "rail"}, "vfs": 2, "mtu": 9000}))
     assert len(found.changes) == 8
