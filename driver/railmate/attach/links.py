@@ -16,6 +16,7 @@ from railmate.netlink import Netlink, attribute, attributes, number, text, u32, 
 
 _NEWLINK, _GETLINK = 16, 18
 _ADDRESS, _IFNAME, _MTU, _NET_NS_FD, _EXT_MASK, _PARENT_DEV_NAME = 1, 3, 4, 28, 29, 56
+_LINK, _LINKINFO, _INFO_KIND = 5, 18, 1
 _IFF_UP = 1
 _SKIP_STATISTICS = u32(1 << 3)  # RTEXT_FILTER_SKIP_STATS: half of the work of reading a link
 _INFO = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, index, flags, change mask
@@ -26,7 +27,8 @@ class Link:
     """A network interface in one namespace. ``mtu`` in bytes.
 
     ``parent`` is the device it belongs to: a PCI address for a VF, a name like ``virtio2``, None for an
-    interface without hardware and before Linux 5.14 (IFLA_PARENT_DEV_NAME).
+    interface without hardware and before Linux 5.14 (IFLA_PARENT_DEV_NAME). ``kind`` is what rtnetlink calls a link
+    that software makes (``macvlan``), ``lower`` the index of the one that it stands on, in that one's namespace.
     """
 
     index: int
@@ -35,11 +37,14 @@ class Link:
     mtu: int
     up: bool
     parent: str | None
+    kind: str | None = None
+    lower: int | None = None
 
 
 def _link(message: bytes) -> Link:
     _, _, index, flags, _ = _INFO.unpack_from(message)
     found = attributes(message, _INFO.size)
+    kind = attributes(found[_LINKINFO]).get(_INFO_KIND) if _LINKINFO in found else None
     return Link(
         index=index,
         name=words(found[_IFNAME]),
@@ -47,6 +52,8 @@ def _link(message: bytes) -> Link:
         mtu=number(found[_MTU]),
         up=bool(flags & _IFF_UP),
         parent=words(found[_PARENT_DEV_NAME]) if _PARENT_DEV_NAME in found else None,
+        kind=words(kind) if kind is not None else None,
+        lower=number(found[_LINK]) if _LINK in found else None,
     )
 
 

@@ -60,6 +60,37 @@ class NetdevSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class SubInterface:
+    """A sub-interface to be made over a netdev that stays on the host. ``share`` tells it from others over the same.
+
+    ``port``, ``parent`` and ``port_mac`` say which netdev, as in `NetdevSnapshot`. ``mode`` is macvlan's; ``mac`` is
+    what it is found by, so it is given and not the kernel's choice.
+    """
+
+    share: str
+    port: str
+    port_mac: str
+    mac: str
+    mode: str = "bridge"
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubInterfaceRequest:
+    """``sub`` over the netdev of ``pci_address`` is to be the pod's interface ``name``, with ``settings``; or, on the
+    way back, is to end: then ``attached`` is what attaching it returned, if known."""
+
+    pci_address: str
+    sub: SubInterface
+    name: str
+    settings: NetdevSettings = NO_SETTINGS
+    attached: AttachedNetdev | None = None
+
+    def __str__(self) -> str:
+        return f"a sub-interface of {self.sub.port} ({self.pci_address})"
+
+
+@dataclass(frozen=True, slots=True)
 class MoveRequest:
     """The netdev of ``snapshot`` is to be the pod's interface ``name``, with ``settings``. ``rdma_devices`` of its
     PCI function go with it where namespaces do not share them."""
@@ -72,13 +103,14 @@ class MoveRequest:
 
 @dataclass(frozen=True, slots=True)
 class AttachedNetdev:
-    """A netdev in a pod: its name and its interface index there."""
+    """A netdev in a pod: its name and its interface index there. ``share`` is that of a sub-interface."""
 
     pci_address: str
     name: str
     ifindex: int
     mac: str
     mtu: int
+    share: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

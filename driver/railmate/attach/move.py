@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Protocol
 
 from railmate.attach import addressing, ipoib, links, rdmasoft, sysctl, vf
 from railmate.attach.errors import AttachError
@@ -13,6 +14,7 @@ from railmate.attach.links import Link, attempt
 from railmate.attach.model import AttachedNetdev, MoveRequest, ReturnRequest
 from railmate.attach.namespaces import Sides
 from railmate.attach.rdma import MoveRdmaDevices
+from railmate.attach.settings import NetdevSettings
 from railmate.attach.steps import Step
 from railmate.netlink import Netlink
 
@@ -26,7 +28,15 @@ def steps_of(request: MoveRequest) -> tuple[list[Step], MoveNetdev]:
     after: list[Step] = [MakeSoftRdma(move)] if request.snapshot.soft_rdma else []
     if request.rdma_devices:
         after.append(MoveRdmaDevices(request.rdma_devices))
-    return [*before, move, ConfigureNetdev(move), *after], move
+    return [*before, move, ConfigureNetdev(move, request.settings), *after], move
+
+
+class Arrival(Protocol):
+    """A step that puts a netdev into the pod, and then knows it."""
+
+    attached: AttachedNetdev | None
+    renamed: bool  # by a container: it has been in use for some time
+    up: bool
 
 
 class SetVf:
@@ -150,12 +160,11 @@ class ConfigureNetdev:
     """The step that sets up a netdev that is in the pod, and brings it up. One that a container has renamed has been
     in use for some time, and stays as it is. Undone with the move, but for what belongs to the pod."""
 
-    def __init__(self, move: MoveNetdev) -> None:
-        self._move = move
-        self._request = move.request
+    def __init__(self, move: Arrival, settings: NetdevSettings) -> None:
+        self._move, self._settings = move, settings
 
     def apply(self, sides: Sides) -> None:
-        attached, settings = self._move.attached, self._request.settings
+        attached, settings = self._move.attached, self._settings
         if attached is None or self._move.renamed:
             return
         name, index, pod = attached.name, attached.ifindex, _pod(sides)
@@ -191,7 +200,7 @@ class ConfigureNetdev:
                 addressing.add_neighbour(pod, index, neighbour)
 
     def undo(self, sides: Sides) -> None:
-        for rule in self._request.settings.rules:
+        for rule in self._settings.rules:
             with attempt(f"the rule of priority {rule.priority} cannot be removed from the pod"):
                 addressing.remove_rule(_pod(sides), rule)
 

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from railmate.attach import addressing, ethtool, ipoib, links, vf
+from railmate.attach import addressing, ethtool, ipoib, links, macvlan, vf
 from railmate.attach.errors import AttachError, NamespaceGoneError, UnfitError
 from railmate.attach.ethtool import Ethtool
 from railmate.attach.home import bring_home
 from railmate.attach.links import attempt
+from railmate.attach.macvlan import MakeSubInterface, remove_all
 from railmate.attach.model import (
     AttachedNetdev,
     MoveRequest,
@@ -24,8 +25,10 @@ from railmate.attach.model import (
     PhysicalPort,
     ReturnRequest,
     ReturnState,
+    SubInterface,
+    SubInterfaceRequest,
 )
-from railmate.attach.move import steps_of
+from railmate.attach.move import MoveNetdev, steps_of
 from railmate.attach.namespaces import Sides, open_namespace, with_host, with_namespace
 from railmate.attach.settings import NO_SETTINGS, NetdevSettings, VfSettings
 from railmate.attach.steps import Step, apply_all
@@ -38,9 +41,12 @@ __all__ = [
     "PhysicalPort",
     "ReturnRequest",
     "ReturnState",
+    "SubInterface",
+    "SubInterfaceRequest",
     "attach_all",
     "move_back",
     "move_in",
+    "remove_all",
     "return_all",
     "snapshot",
 ]
@@ -112,9 +118,11 @@ def move_in(snapshot: NetdevSnapshot, netns_path: Path, *, name: str) -> Attache
     return attach_all([MoveRequest(snapshot, name)], netns_path)[0]
 
 
-def attach_all(requests: Sequence[MoveRequest], netns_path: Path) -> list[AttachedNetdev]:
-    """Move netdevs, with their RDMA devices, into the namespace at ``netns_path`` and set them up there: all of them
-    or none.
+def attach_all(
+    requests: Sequence[MoveRequest | SubInterfaceRequest], netns_path: Path
+) -> list[AttachedNetdev]:
+    """Move netdevs, with their RDMA devices, into the namespace at ``netns_path``, make sub-interfaces there and set
+    all of them up: all or none.
 
     Repeatable: a netdev that is there already stays as it is, also when a container has renamed it since.
     Raises AttachError that names the netdev and the cause; what this call had moved is home again by then.
@@ -123,9 +131,13 @@ def attach_all(requests: Sequence[MoveRequest], netns_path: Path) -> list[Attach
         if not _INTERFACE_NAME.fullmatch(request.name):
             raise AttachError(f"{request.name!r} is no interface name: 1 to 15 characters, no space, / or :")
     steps: list[Step] = []
-    moves = []
+    moves: list[MoveNetdev | MakeSubInterface] = []
     for request in requests:
-        its_steps, move = steps_of(request)
+        move: MoveNetdev | MakeSubInterface
+        if isinstance(request, SubInterfaceRequest):
+            its_steps, move = macvlan.steps_of(request)
+        else:
+            its_steps, move = steps_of(request)
         steps += its_steps
         moves.append(move)
     with open_namespace(netns_path) as fd:

@@ -29,11 +29,13 @@ ROCE_V2 = "RoCE v2"  # kernel Documentation/ABI/stable/sysfs-class-infiniband, g
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A NIC to look at. ``interface`` is "" where it has no netdev."""
+    """A NIC to look at. ``interface`` is "" where it has no netdev. ``share`` is that of a sub-interface: the RDMA
+    device is then others' too, and its GID table has their entries."""
 
     pci_address: str
     interface: str
     device: RdmaDeviceRef | None = None
+    share: str | None = None
 
 
 def look(wanted: Sequence[Wanted], netns_path: Path | None) -> list[SeenNic]:
@@ -62,18 +64,22 @@ def _look(wanted: Sequence[Wanted]) -> list[SeenNic]:
 def _seen(
     wanted: Wanted, netlink: Netlink, rdma: RdmaNetlink | None, sysfs: int | None, *, subsystem: bool = True
 ) -> SeenNic:
-    seen = _netdev(SeenNic(wanted.pci_address, wanted.interface, has_subsystem=subsystem), netlink)
+    seen = SeenNic(wanted.pci_address, wanted.interface, has_subsystem=subsystem, share=wanted.share)
+    seen = _netdev(seen, netlink)
     link = rdmalink.find(rdma.links(), wanted.device) if rdma is not None and wanted.device else None
     if link is None:
         return seen
     port = f"class/infiniband/{link.name}/ports/1"
     layer = _read(sysfs, f"{port}/link_layer") or None
+    gids = read_gids(sysfs, port)
+    if wanted.share is not None:
+        gids = own_gids(gids, seen.addresses, seen.mac)
     return replace(
         seen,
         rdma_device=link.name,
         link_layer=layer,
         port_state=_read(sysfs, f"{port}/state").rpartition(":")[2].strip() or None,
-        gid=pick_gid(read_gids(sysfs, port), seen.addresses, wanted.interface, layer),
+        gid=pick_gid(gids, seen.addresses, wanted.interface, layer),
         readable=sysfs is not None,
     )
 
@@ -105,6 +111,20 @@ def read_gids(sysfs: int | None, port: str) -> list[Gid]:
         empty = 0
         found.append(Gid(index, gid, kind, _read(sysfs, f"{port}/gid_attrs/ndevs/{index}") or None))
     return found
+
+
+def own_gids(gids: Iterable[Gid], addresses: Sequence[str], mac: str | None) -> list[Gid]:
+    """Of a shared port's table only a sub-interface's own entries: each pod's may be called net1, and the table has the
+    names of all namespaces' interfaces alike."""
+    own = {gid_of(address) for address in (*addresses, *([link_local(mac)] if mac else ()))}
+    return [gid for gid in gids if gid.gid in own]
+
+
+def link_local(mac: str) -> str:
+    """The IPv6 address that the kernel makes from a MAC (RFC 4291, appendix A), in CIDR notation."""
+    first, *rest = links.mac_bytes(mac)
+    end = bytes((first ^ 0x02, *rest[:2], 0xFF, 0xFE, *rest[2:]))
+    return f"{ipaddress.IPv6Address(bytes((0xFE, 0x80, *bytes(6))) + end)}/64"
 
 
 def pick_gid(

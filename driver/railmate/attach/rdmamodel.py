@@ -44,7 +44,7 @@ class SeenNic:
     """A NIC as its pod sees it. ``addresses`` are in CIDR notation, ``gid`` is the entry to use.
 
     ``rdma_device`` is None where the pod sees none of the NIC's. ``has_subsystem``: the kernel has RDMA at all.
-    ``readable``: ports and GID table could be read.
+    ``readable``: ports and GID table could be read. ``share`` is that of a sub-interface.
     """
 
     pci_address: str
@@ -57,3 +57,4 @@ class SeenNic:
     has_subsystem: bool = True
     readable: bool = True
     mac: str | None = None
+    share: str | None = None

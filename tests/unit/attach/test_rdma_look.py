@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from railmate.attach.rdmalook import ROCE_V2, char_devices, gid_of, pick_gid, read_gids
+from railmate.attach.rdmalook import (
+    ROCE_V2,
+    char_devices,
+    gid_of,
+    link_local,
+    own_gids,
+    pick_gid,
+    read_gids,
+)
 from railmate.attach.rdmamodel import Gid
 
 V1 = "IB/RoCE v1"
@@ -47,6 +55,26 @@ def test_an_entry_of_another_interface_is_not_the_pods() -> None:
     picked = pick_gid(others, ("10.9.0.1/24",), "net1", "Ethernet")
     assert picked == others[1]
     assert pick_gid(others[:1], ("10.9.0.1/24",), "net1", "Ethernet") is None
+
+
+def test_of_a_shared_ports_table_a_pod_uses_its_own_entries_though_all_interfaces_are_called_alike() -> None:
+    other = "0000:0000:0000:0000:0000:ffff:0a09:0002"
+    table = [
+        Gid(1, "fe80:0000:0000:0000:0000:00ff:fe00:0999", ROCE_V2, "net1"),
+        Gid(2, other, ROCE_V2, "net1"),
+        *TABLE[1:4],
+    ]
+    own = own_gids(table, ("10.9.0.1/24",), "02:00:00:00:01:02")
+    assert [gid.gid for gid in own] == [LOCAL, V4, V4]
+    assert pick_gid(own, ("10.9.0.1/24",), "net1", "Ethernet") == TABLE[3]
+    without_address = own_gids(table, (), "02:00:00:00:01:02")
+    assert pick_gid(without_address, (), "net1", "Ethernet") == TABLE[1], "not the first pod's"
+    assert own_gids(table, (), None) == []
+
+
+def test_the_link_local_address_of_a_mac() -> None:
+    assert gid_of(link_local("02:00:00:00:01:02")) == LOCAL
+    assert link_local("a0:36:9f:00:01:02") == "fe80::a236:9fff:fe00:102/64"
 
 
 def test_without_roce_v2_there_is_nothing_to_use() -> None:
