@@ -19,13 +19,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from component.sweep_node import HOME, LIVE, MACS, Driver, Node, enter_own_namespaces, settings_config
+from component.sweep_node import (
+    HOME,
+    LIVE,
+    MACS,
+    Driver,
+    Node,
+    enter_own_namespaces,
+    settings_config,
+    shared_config,
+)
 from component.sweep_steps import AFTER, BEFORE, Steps
-from railmate.attach.model import MoveRequest
+from railmate.attach.macvlan import stable_mac
+from railmate.attach.model import MoveRequest, SubInterfaceRequest
 from railmate.attach.netdev import attach_all
 from railmate.claims.records import Attachment
-from unit.claims.claims_world import VFS, claim, ref, uid, vfio_config
+from unit.claims.claims_world import VFS, claim, ref, share, uid, vfio_config
 
+SHARES = "shares"
 _PATIENCE = 3.0  # seconds; nothing here is ever in the way for longer
 
 
@@ -79,9 +90,12 @@ def half_attached(driver: Driver) -> None:
         entry.with_attachment(Attachment(LIVE.id, LIVE.pod_uid, LIVE.pod, str(LIVE.netns)))
     )
     nic = entry.nics[0]
-    assert nic.snapshot is not None
     assert LIVE.netns is not None
-    attach_all([MoveRequest(nic.snapshot, nic.interface, nic.settings)], LIVE.netns)
+    if nic.sub is not None:
+        attach_all([SubInterfaceRequest(nic.address, nic.sub, nic.interface, nic.settings)], LIVE.netns)
+    else:
+        assert nic.snapshot is not None
+        attach_all([MoveRequest(nic.snapshot, nic.interface, nic.settings)], LIVE.netns)
     shutil.rmtree(driver.state._files._cdi_dir)
 
 
@@ -123,11 +137,18 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 class Sweep:
-    def __init__(self, scenario: Scenario, nics: int, root: Path) -> None:
-        self.scenario, self.device = scenario, {1: "pair-0", 2: "wide"}[nics]
-        moved = 0 if scenario.passing else nics
-        self.interfaces = {f"net{n + 1}": MACS[VFS[n]] for n in range(moved)}
-        self.passing = VFS[: nics - moved]
+    def __init__(self, scenario: Scenario, what: str, root: Path) -> None:
+        self.scenario, self.passing = scenario, VFS[: int(what)] if scenario.passing else []
+        if what == SHARES:
+            shares = [share(1, "a"), share(2, "b")]
+            macs = [stable_mac(one["shareID"]) for one in shares]
+            self.claim = claim(1, *shares, configs=[shared_config()])
+        else:
+            macs = [] if scenario.passing else [MACS[vf] for vf in VFS[: int(what)]]
+            device = {"1": "pair-0", "2": "wide"}[what]
+            config = vfio_config() if scenario.passing else settings_config(int(what))
+            self.claim = claim(1, device, configs=[config])
+        self.interfaces = {f"net{n}": mac for n, mac in enumerate(macs, 1)}
         self.node = Node(root)
         self.bus_at_first = self.node.bus.state()
         self.failures: list[str] = []
@@ -164,10 +185,7 @@ class Sweep:
             self.node.clear()
 
     def _claim_exists(self) -> None:
-        self.node.api.claims = {"claim-1": claim(1, self.device, configs=[self._config()])}
-
-    def _config(self) -> Any:
-        return vfio_config() if self.passing else settings_config(len(self.interfaces))
+        self.node.api.claims = {"claim-1": self.claim}
 
     # --- what the processes do
     def _begin(self) -> Driver:
@@ -277,12 +295,12 @@ def difference(wanted: dict[str, Any], found: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("scenario", choices=SCENARIOS)
-    parser.add_argument("nics", type=int, choices=(1, 2))
+    parser.add_argument("what", choices=("1", "2", SHARES), help="VFs of the claim, or two shares of a PF")
     parser.add_argument("root", type=Path)
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     enter_own_namespaces()
-    sweep = Sweep(SCENARIOS[options.scenario], options.nics, options.root)
+    sweep = Sweep(SCENARIOS[options.scenario], options.what, options.root)
     steps = sweep.run()
     print(json.dumps({"steps": steps, "cases": sweep.cases, "failures": sweep.failures}))
     return 0

@@ -36,7 +36,10 @@ POD_NS = "pod1"
 POD_PATH = Path("/run/netns", POD_NS)
 LIVE = sandbox("sandbox-1", netns=str(POD_PATH))
 MACS = {address: f"02:00:00:00:03:{number:02x}" for number, address in enumerate(VFS)}
-HOME = {f"vf{number}": MACS[address] for number, address in enumerate(VFS)}
+MACS[world.PF] = world.PORT_MAC
+NAMES = {address: f"vf{number}" for number, address in enumerate(VFS)} | {world.PF: world.PORT}
+PLACES = {address: number for number, address in enumerate(NAMES)}
+HOME = {name: MACS[address] for address, name in NAMES.items()}
 
 
 class Api:
@@ -94,6 +97,14 @@ def settings_config(nics: int) -> Any:
     return world.config(mtu=3000, ipam={"type": "books"}, sysctls={"arpIgnore": 1}, rules=rules, **more)
 
 
+def shared_config() -> Any:
+    """The same for shares of a physical function."""
+    rules = [{"table": 100, "source": "10.77.0.0/24"}]
+    return world.config(
+        kind="RdmaSharedConfig", mtu=3000, ipam={"type": "books"}, sysctls={"arpIgnore": 1}, rules=rules
+    )
+
+
 def netdev_of(address: str) -> str | None:
     """As sysfs shows it: whatever it is called, and absent while it is elsewhere."""
     return macs_here().get(MACS[address])
@@ -102,19 +113,19 @@ def netdev_of(address: str) -> str | None:
 def inventory() -> Inventory:
     found = world.inventory()
     functions = dict(found.functions)
-    for number, address in enumerate(VFS):
-        netdev = Netdev(f"vf{number}", MACS[address], 4000, link_type="ether")
+    for address, name in NAMES.items():
+        netdev = Netdev(name, MACS[address], 4000, link_type="ether")
         functions[address] = replace(functions[address], netdevs=(netdev,))
     return replace(found, functions=functions)
 
 
 def make_link(name: str, address: str, *more: str) -> None:
-    peer = f"peer{VFS.index(address)}"
+    peer = f"peer{PLACES[address]}"
     ip("link", "add", name, "address", MACS[address], *more, "type", "veth", "peer", "name", peer)
 
 
 class Node:
-    """Four VFs, played by veth ends; a pod's namespace; what is on the disk; the API's claims."""
+    """Four VFs and their physical function, played by veth ends; a pod's namespace; the disk; the API's claims."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.api = root, Api()
@@ -134,18 +145,19 @@ class Node:
         shutil.rmtree(self.bus.root, ignore_errors=True)
         self.bus.came = self.bus.went = lambda address: None
         self.bus.setup("mlx5_core")
+        for address, name in NAMES.items():
+            make_link(name, address, "mtu", "4000")
+            ip("link", "set", name, "up")
         for number, address in enumerate(VFS):
-            make_link(f"vf{number}", address, "mtu", "4000")
-            ip("link", "set", f"vf{number}", "up")
             self.bus.add(address, "mlx5_core", str(10 + number))
         # a driver's netdev is the kernel's own way of naming and setting up one
         self.bus.came = lambda address: make_link(f"eth{VFS.index(address)}", address)
-        self.bus.went = lambda address: ip("link", "delete", f"peer{VFS.index(address)}")
+        self.bus.went = lambda address: ip("link", "delete", f"peer{PLACES[address]}")
 
     def clear(self) -> None:
         """After a case that left something behind: the next one starts anew."""
         self.start_sandbox()
-        for number in range(len(VFS)):
+        for number in range(len(NAMES)):
             subprocess.run(["ip", "link", "delete", f"peer{number}"], check=False, stderr=subprocess.DEVNULL)
         for path in self.root.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -153,9 +165,13 @@ class Node:
         self.make_links()
 
     def end_sandbox(self) -> None:
-        """As it looks with hardware: devices come to the node under the name they have, the path leads nowhere."""
-        for link in self.pod_links():
-            ip("-netns", POD_NS, "link", "set", link, "netns", str(os.getpid()))
+        """As it looks with hardware: devices come to the node under the name they have, what software made ends, and
+        the path leads nowhere."""
+        for link, (mac, _, _) in self.pod_links().items():
+            if mac in MACS.values():
+                ip("-netns", POD_NS, "link", "set", link, "netns", str(os.getpid()))
+            else:
+                ip("-netns", POD_NS, "link", "delete", link)
         # what belongs to the namespace goes with it
         subprocess.run(
             ["ip", "-netns", POD_NS, "rule", "delete", "priority", "1000"],

@@ -16,15 +16,25 @@ from typing import Any
 
 import pytest
 
-from component.crash_sweep import SCENARIOS
+from component.crash_sweep import SCENARIOS, SHARES
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
 
-#: Scenario and number of NICs of the claim. Each verb with one and, where it moves netdevs, with two; what may happen
-#: while no driver runs with two.
+#: Scenario and what the claim has: VFs, each verb with one and, where it moves netdevs, with two; what may happen
+#: while no driver runs with two. And two shares of a physical function, whose sub-interfaces are made and ended.
 CASES = [
-    *((name, 1) for name in SCENARIOS if "then" not in name and name != "start"),
-    *((name, 2) for name in SCENARIOS if name not in {"prepare", "unprepare"}),
+    *((name, "1") for name in SCENARIOS if "then" not in name and name != "start"),
+    *((name, "2") for name in SCENARIOS if name not in {"prepare", "unprepare"}),
+    *(
+        (name, SHARES)
+        for name in (
+            "attach",
+            "attach, then the sandbox ends",
+            "release",
+            "unprepare without release",
+            "start",
+        )
+    ),
 ]
 #: Steps that a verb has at least; fewer would mean that they are no longer seen.
 AT_LEAST = {"prepare": 6, "attach": 8, "release": 4, "unprepare": 5, "start": 8}
@@ -33,11 +43,11 @@ _SECONDS = 400
 Outcome = dict[str, Any]
 
 
-def sweep(name: str, nics: int, root: Path) -> Outcome:
+def sweep(name: str, what: str, root: Path) -> Outcome:
     tests = Path(__file__).resolve().parents[1]
     path = os.pathsep.join([str(tests), *(str(tests.parent / part) for part in ("driver", "api", "hack"))])
     done = subprocess.run(
-        [sys.executable, str(tests / "component" / "crash_sweep.py"), name, str(nics), str(root)],
+        [sys.executable, str(tests / "component" / "crash_sweep.py"), name, what, str(root)],
         capture_output=True, text=True, check=False, timeout=_SECONDS, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     if done.returncode:
@@ -47,23 +57,23 @@ def sweep(name: str, nics: int, root: Path) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int], Outcome]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], Outcome]]:
     """All sweeps side by side: most of their time they wait for the kernel to take a netdev out of a namespace."""
-    running: dict[tuple[str, int], Future[Outcome]] = {}
+    running: dict[tuple[str, str], Future[Outcome]] = {}
     with ThreadPoolExecutor(6) as pool:
-        for name, nics in CASES:
-            running[name, nics] = pool.submit(sweep, name, nics, tmp_path_factory.mktemp("sweep"))
-        yield lambda name, nics: running[name, nics].result()
+        for name, what in CASES:
+            running[name, what] = pool.submit(sweep, name, what, tmp_path_factory.mktemp("sweep"))
+        yield lambda name, what: running[name, what].result()
         for future in running.values():
             future.cancel()
 
 
-@pytest.mark.parametrize(("name", "nics"), CASES, ids=lambda value: str(value).replace(" ", "-"))
+@pytest.mark.parametrize(("name", "what"), CASES, ids=lambda value: str(value).replace(" ", "-"))
 def test_a_kill_at_any_step_changes_nothing_of_the_end(
-    name: str, nics: int, outcomes: Callable[[str, int], Outcome], figures: Callable[[object], None]
+    name: str, what: str, outcomes: Callable[[str, str], Outcome], figures: Callable[[object], None]
 ) -> None:
-    outcome = outcomes(name, nics)
-    figures(f"crash sweep: {name}, {nics} NIC(s): {len(outcome['steps'])} steps, {outcome['cases']} kills")
+    outcome = outcomes(name, what)
+    figures(f"crash sweep: {name}, {what}: {len(outcome['steps'])} steps, {outcome['cases']} kills")
     assert not outcome["failures"], "\n\n".join(outcome["failures"])
     verb = name.partition(",")[0].partition(" ")[0]
     assert len(outcome["steps"]) >= AT_LEAST[verb], outcome["steps"]

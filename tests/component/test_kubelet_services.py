@@ -47,9 +47,8 @@ class Verbs:
             self.started.set()
             self.release.wait(20)
         share = "share-1" if ref.name == "shared" else None
-        return PreparedClaim(
-            (PreparedDevice("main", "node1", "pair-0", share_id=share),), {"pair-0": ["railmate.dev/claim=x"]}
-        )
+        device = PreparedDevice("main", "node1", "pair-0", share_id=share)
+        return PreparedClaim((device,), {device.key: ["railmate.dev/claim=x"]})
 
     def unprepare(self, ref: ClaimRef) -> None:
         self.unprepared.append(ref)

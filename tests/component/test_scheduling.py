@@ -14,6 +14,7 @@ import yaml
 from component.conftest import CLAIMS, Cluster, request
 from railmate.inventory.model import Inventory
 from railmate.publish.model import Offer, OfferedDevice
+from railmate.publish.shared import SharedPfs
 from railmate_api import attributes as names
 from unit.publish.offered_machines import four_nics
 from unit.publish.offers import offer_of, without_driver
@@ -328,7 +329,8 @@ def plain(example: Path) -> bool:
 def test_examples_are_scheduled_as_they_are(cluster: Cluster, offers: Offers, example: str) -> None:
     node = f"example-{example}"
     cluster.node(node)
-    cluster.publish(node, offers())
+    offer = offers(shared_pfs=(SharedPfs("*", 16),))
+    cluster.publish(node, offer)
     objects = list(yaml.safe_load_all((EXAMPLES / example / "manifest.yaml").read_text()))
     pods = [item for item in objects if item["kind"] == "Pod"]
     for pod in pods:
@@ -345,6 +347,6 @@ def test_examples_are_scheduled_as_they_are(cluster: Cluster, offers: Offers, ex
     assert claims
     for claim in claims:
         results = claim["status"]["allocation"]["devices"]["results"]
-        used = parts(offers(), *(result["device"] for result in results))
+        used = parts(offer, *(result["device"] for result in results))
         assert len(used) == len(set(used))
         assert {result["pool"] for result in results} == {node}

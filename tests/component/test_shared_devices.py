@@ -23,15 +23,24 @@ SHARED = names.CLASS_RDMA_SHARED
 @pytest.fixture
 def node(cluster: Cluster, offers: Offers, request: pytest.FixtureRequest) -> str:
     """A node that shares the port of rail 0 between three."""
-    name = cluster.node(f"shared-{abs(hash(request.node.name)) % 10**8}")
+    name = cluster.node(f"shared-{request.node.name.replace('_', '-')[-40:]}")
     cluster.publish(name, offers(shared_pfs=(SharedPfs(RAIL_0, 3),)))
     return name
 
 
-def take(cluster: Cluster, node: str, name: str, *requests: dict[str, Any], match: str | None = None) -> str:
-    """The scheduler's words, "" when it has placed the pod."""
+def given(
+    cluster: Cluster, node: str, name: str, *requests: dict[str, Any], match: str | None = None
+) -> None:
+    """A pod with the claim is placed."""
     name = f"{node}-{name}"
     cluster.claim(name, *requests, match=match)
+    cluster.scheduled(cluster.pod(name, node, name))
+
+
+def refused(cluster: Cluster, node: str, name: str, *requests: dict[str, Any]) -> str:
+    """Why no pod with the claim is placed, in the scheduler's words."""
+    name = f"{node}-{name}"
+    cluster.claim(name, *requests)
     return cluster.verdict(cluster.pod(name, node, name))
 
 
@@ -55,19 +64,19 @@ def test_the_server_keeps_every_field_of_a_shared_device(cluster: Cluster, offer
 
 def test_as_many_claims_as_there_is_room_have_shares_and_the_next_waits(cluster: Cluster, node: str) -> None:
     for number in range(3):
-        assert take(cluster, node, str(number), request("nic", SHARED)) == ""
+        given(cluster, node, str(number), request("nic", SHARED))
     shares = [results(cluster, node, str(number))[0] for number in range(3)]
     assert {one["device"] for one in shares} == {"shared-0000-0c-00-0"}
     assert len({one["shareID"] for one in shares}) == 3
     assert [list(one["consumedCapacity"].values()) for one in shares] == [["1"]] * 3
-    assert "cannot allocate all claims" in take(cluster, node, "fourth", request("nic", SHARED))
+    assert "cannot allocate all claims" in refused(cluster, node, "fourth", request("nic", SHARED))
     cluster.delete_pod(f"{node}-0")
     cluster.delete_claim(f"{node}-0")
     cluster.scheduled(f"{node}-fourth")
 
 
 def test_two_requests_of_a_claim_have_two_shares_of_one_port(cluster: Cluster, node: str) -> None:
-    assert take(cluster, node, "two", request("a", SHARED), request("b", SHARED)) == ""
+    given(cluster, node, "two", request("a", SHARED), request("b", SHARED))
     one, other = results(cluster, node, "two")
     assert one["device"] == other["device"]
     assert one["shareID"] != other["shareID"]
@@ -75,7 +84,7 @@ def test_two_requests_of_a_claim_have_two_shares_of_one_port(cluster: Cluster, n
 
 def test_a_share_is_joined_with_a_gpu_below_its_switch(cluster: Cluster, offers: Offers, node: str) -> None:
     wanted = [request("gpu", names.CLASS_GPU), request("nic", SHARED)]
-    assert take(cluster, node, "joined", *wanted, match=names.PCIE_SWITCH) == ""
+    given(cluster, node, "joined", *wanted, match=names.PCIE_SWITCH)
     by_name = offers(shared_pfs=(SharedPfs(RAIL_0, 3),)).by_name
     switches = {
         by_name[one["device"]].attributes[names.PCIE_SWITCH] for one in results(cluster, node, "joined")
@@ -87,29 +96,31 @@ def test_a_share_is_one_sub_interface(cluster: Cluster, node: str) -> None:
     """Who wants two asks twice: a share of two would be one interface, and an address that nobody has."""
     double = request("nic", SHARED)
     double["exactly"]["capacity"] = {"requests": {names.SUB_INTERFACES: "2"}}
-    assert "cannot allocate all claims" in take(cluster, node, "double", double)
+    assert "cannot allocate all claims" in refused(cluster, node, "double", double)
 
 
 def test_the_vfs_of_a_shared_port_are_given_out_beside_it(
     cluster: Cluster, offers: Offers, node: str
 ) -> None:
-    assert take(cluster, node, "share", request("nic", SHARED)) == ""
+    given(cluster, node, "share", request("nic", SHARED))
     below = f'device.attributes["resource.kubernetes.io"].pciBusID.startsWith("{RAIL_0[:8]}")'
     vfs = [
         device
         for device in offers().devices
         if device.kind == "rdma-vf" and device.nics[0].startswith(RAIL_0[:8])
     ]
-    assert take(cluster, node, "vfs", request("vf", names.CLASS_RDMA_VF, len(vfs), below)) == ""
+    given(cluster, node, "vfs", request("vf", names.CLASS_RDMA_VF, len(vfs), below))
 
 
 def test_other_classes_pick_no_shared_port(cluster: Cluster, offers: Offers) -> None:
     node = cluster.node("shared-only")
     cluster.publish(node, offers("dgx-a100", 0, shared_pfs=(SharedPfs("*", 2),)))
-    for number, device_class in enumerate((names.CLASS_RDMA_VF, names.CLASS_PAIR, names.CLASS_GROUP)):
-        assert "cannot allocate all claims" in take(
-            cluster, node, f"no{number}", request("one", device_class)
-        )
+    with_it = f'device.attributes["railmate.dev"].?nicPciBusID.orValue("") == "{RAIL_0}"'
+    itself = f'device.attributes["resource.kubernetes.io"].pciBusID == "{RAIL_0}"'
+    for number, device_class in enumerate((names.CLASS_RDMA_VF, names.CLASS_PAIR)):
+        wanted = request("one", device_class, expression=f"{with_it} || {itself}")
+        assert "cannot allocate all claims" in refused(cluster, node, f"no{number}", wanted)
+    given(cluster, node, "yes", request("one", SHARED, expression=itself))
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_a_container_that_does_not_reference_the_claim_gets_no_device_node(
 
 
 @pytest.mark.parametrize(
-    "example", ["one-pair", "matched-gpu-and-vf", "eight-pairs", "host-network", "old-pod"]
+    "example", ["one-pair", "matched-gpu-and-vf", "eight-pairs", "host-network", "old-pod", "shared-pf"]
 )
 def test_an_example_is_described_where_it_is(example: str) -> None:
     from harness.deploy import EXAMPLES

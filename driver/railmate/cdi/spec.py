@@ -60,6 +60,7 @@ def device_id(driver: str, name: str) -> str:
 
 
 def device_name(claim_uid: str, device: str) -> str:
+    """``device`` is what tells it from the claim's others: its name, with its share where it has one."""
     return f"{claim_uid}-{device}"
 
 

@@ -12,9 +12,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from railmate.attach.model import AttachedNetdev, MoveRequest, NetdevReturn, ReturnRequest, ReturnState
+from railmate.attach.model import (
+    AttachedNetdev,
+    MoveRequest,
+    NetdevReturn,
+    ReturnRequest,
+    ReturnState,
+    SubInterfaceRequest,
+)
 from railmate.attach.namespaces import is_namespace
-from railmate.attach.netdev import attach_all, return_all
+from railmate.attach.netdev import attach_all, remove_all, return_all
 from railmate.attach.rdma import attach_rdma, return_rdma
 from railmate.claims import leases
 from railmate.claims.ledger import Ledger
@@ -22,6 +29,9 @@ from railmate.claims.records import Attachment, Entry
 from railmate.errors import RailmateError
 
 log = logging.getLogger(__name__)
+
+#: Address and share: see `railmate.claims.records.PreparedNic.key`.
+NicKey = tuple[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +91,31 @@ class Attachments:
             entry = self.detach(entry, "its pod has a new sandbox")
         netns = str(sandbox.netns) if sandbox.netns else None
         entry = entry.with_attachment(Attachment(sandbox.id, sandbox.pod_uid, sandbox.pod, netns))
-        if netns is not None and any(nic.snapshot or nic.rdma for nic in entry.nics):
+        if netns is not None and any(nic.snapshot or nic.sub or nic.rdma for nic in entry.nics):
             # before the move: if this process ends between the two, the next one knows where to look
             self._ledger.put(entry, durable=False)
         return entry
 
-    def _move_in(self, entries: Sequence[Entry], sandbox: Sandbox) -> Mapping[str, AttachedNetdev]:
-        """By PCI address."""
+    def _move_in(self, entries: Sequence[Entry], sandbox: Sandbox) -> Mapping[NicKey, AttachedNetdev]:
+        """By the NIC's key."""
         if sandbox.netns is None:
             return {}
         nics = [nic for entry in entries for nic in entry.nics]
-        requests = [
-            MoveRequest(nic.snapshot, nic.interface, nic.settings, nic.rdma) for nic in nics if nic.snapshot
-        ]
+        requests: list[MoveRequest | SubInterfaceRequest] = []
+        for nic in nics:
+            if nic.snapshot:
+                requests.append(MoveRequest(nic.snapshot, nic.interface, nic.settings, nic.rdma))
+            elif nic.sub:
+                requests.append(SubInterfaceRequest(nic.address, nic.sub, nic.interface, nic.settings))
         moved = attach_all(requests, sandbox.netns) if requests else []
-        without_netdev = [device for nic in nics if not nic.snapshot for device in nic.rdma]
+        without_netdev = [device for nic in nics if not (nic.snapshot or nic.sub) for device in nic.rdma]
         if without_netdev:
             attach_rdma(without_netdev, sandbox.netns)
-        return {netdev.pci_address: netdev for netdev in moved}
+        return {(netdev.pci_address, netdev.share): netdev for netdev in moved}
 
-    def _complete(self, entry: Entry, netdevs: Mapping[str, AttachedNetdev], sandbox: Sandbox) -> None:
+    def _complete(self, entry: Entry, netdevs: Mapping[NicKey, AttachedNetdev], sandbox: Sandbox) -> None:
         assert entry.attachment is not None
-        mine = tuple(netdevs[nic.address] for nic in entry.nics if nic.address in netdevs)
+        mine = tuple(netdevs[nic.key] for nic in entry.nics if nic.key in netdevs)
         entry = entry.with_attachment(replace(entry.attachment, netdevs=mine, complete=True))
         self._ledger.put(entry, durable=False)
         self._ledger.open_gate(entry.claim.uid, sandbox.id, host_network=sandbox.netns is None)
@@ -153,15 +166,16 @@ class Attachments:
             return entry
         # after a reboot everything is where the kernel has put it
         if attachment.netns is not None and entry.boot_id == self.boot_id:
-            in_pod = {netdev.pci_address: netdev for netdev in attachment.netdevs}
+            in_pod = {(netdev.pci_address, netdev.share): netdev for netdev in attachment.netdevs}
             requests = [
-                ReturnRequest(nic.snapshot, in_pod.get(nic.address), nic.settings)
+                ReturnRequest(nic.snapshot, in_pod.get(nic.key), nic.settings)
                 for nic in entry.nics
                 if nic.snapshot
             ]
+            self._end_shares(entry, in_pod, Path(attachment.netns))
             # what is not there is a stray then, and fetched as soon as it comes
             self._report_rdma(entry, Path(attachment.netns))
-            returned = return_all(requests, Path(attachment.netns))
+            returned = return_all(requests, Path(attachment.netns)) if requests else []
             self._remember_strays(entry, returned)
             self._report(entry, returned, why)
         entry = entry.with_attachment(None)
@@ -170,6 +184,18 @@ class Attachments:
                 partial(self._ledger.put, entry, durable=False)
             )  # the next look finds all home, and tries again
         return entry
+
+    def _end_shares(self, entry: Entry, in_pod: Mapping[NicKey, AttachedNetdev], netns: Path) -> None:
+        """End the claim's own sub-interfaces; those of other claims on the same NIC stay. Raises RailmateError when one
+        cannot be ended: it would be left in a pod that lives on."""
+        ends = [
+            SubInterfaceRequest(nic.address, nic.sub, nic.interface, nic.settings, in_pod.get(nic.key))
+            for nic in entry.nics
+            if nic.sub
+        ]
+        problems = remove_all(ends, netns) if ends else []
+        if problems:
+            raise RailmateError(f"{entry.claim}: {'; '.join(problems)}. It is tried again.")
 
     def _remember_strays(self, entry: Entry, returned: Sequence[NetdevReturn]) -> None:
         """A netdev that comes home after its claim is forgotten must still find its name and MAC again, and one that
@@ -183,7 +209,7 @@ class Attachments:
 
     def _report_rdma(self, entry: Entry, netns: Path) -> None:
         """RDMA devices before their netdevs. What is not home yet the kernel gives back when the namespace ends."""
-        for one in return_rdma([device for nic in entry.nics for device in nic.rdma], netns):
+        for one in return_rdma([device for nic in entry.nics if not nic.sub for device in nic.rdma], netns):
             if one.problem:
                 log.warning("%s: %s", entry.claim, one.problem)
 
@@ -203,7 +229,8 @@ class Attachments:
                 f"{entry.claim}: the netdev of {', '.join(stuck)} is still in the pod and could not be taken back; "
                 "see the log above for the cause. It is tried again."
             )
-        states = ", ".join(f"{one.pci_address} {one.state}" for one in returned)
+        ended = [f"sub-interface of {nic.address} ended" for nic in entry.nics if nic.sub]
+        states = ", ".join([*(f"{one.pci_address} {one.state}" for one in returned), *ended])
         log.info("%s: detached (%s): %s", entry.claim, why, states)
 
     def why_not(self, entry: Entry, sandbox: Sandbox) -> str:

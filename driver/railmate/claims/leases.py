@@ -49,16 +49,16 @@ class Leases:
             except RailmateError as error:
                 raise ClaimError(f"{ref}: {error}.") from error
             with self._ledger.locked():
-                entry = (self._ledger.get(ref.uid) or entry).with_nics(lambda nic: nics.get(nic.address, nic))
+                entry = (self._ledger.get(ref.uid) or entry).with_nics(lambda nic: nics.get(nic.key, nic))
                 self._ledger.put(entry)
                 self._files.write(entry)
                 return entry
 
-    def _obtained(self, entry: Entry) -> dict[str, PreparedNic]:
-        nics: dict[str, PreparedNic] = {}
+    def _obtained(self, entry: Entry) -> dict[tuple[str, str | None], PreparedNic]:
+        nics: dict[tuple[str, str | None], PreparedNic] = {}
         routes: set[tuple[object, ...]] = set()
         for nic in entry.nics:
-            nics[nic.address] = one = _obtained(nic, self._directory(), routes) if nic.ipam else nic
+            nics[nic.key] = one = _obtained(nic, self._directory(), routes) if nic.ipam else nic
             routes |= {_place(route) for route in one.settings.routes}
         return nics
 

@@ -58,11 +58,16 @@ def _device(entry: Entry, device: PreparedDevice, driver: str) -> dict[str, Any]
         "driver": driver,
         "pool": device.pool,
         "name": device.device,
-        "attributes": {**device.attributes, **_seen_attributes(entry, device)},
+        "attributes": {**device.attributes, **_share(device), **_seen_attributes(entry, device)},
     }
     if (found := network_data(entry, device)) is not None:
         body["networkData"] = found
     return body
+
+
+def _share(device: PreparedDevice) -> dict[str, Any]:
+    """The file's format has no field of its own for it (metadata.resource.k8s.io/v1beta1)."""
+    return {names.SHARE_ID: api_attribute(device.share_id)} if device.share_id else {}
 
 
 def _seen_attributes(entry: Entry, device: PreparedDevice) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import ipaddress
 from collections.abc import Iterable
 from dataclasses import replace
 
-from railmate.attach.model import PhysicalPort
+from railmate.attach.macvlan import stable_mac
+from railmate.attach.model import PhysicalPort, SubInterface
 from railmate.attach.settings import (
     EthtoolSettings,
     IpoibSettings,
@@ -22,7 +23,7 @@ from railmate.attach.settings import (
 from railmate.errors import RailmateError
 from railmate.inventory.model import Inventory, PciFunction
 from railmate_api import fields, vf
-from railmate_api.config import RdmaVfConfig
+from railmate_api.config import NetdevConfig, RdmaSharedConfig, RdmaVfConfig
 
 #: RFC 8200, 5: a link that carries IPv6 carries this much.
 _IPV6_MTU = 1280
@@ -55,14 +56,52 @@ def settings_of(
     broken = fields.rule_problems(RdmaVfConfig, fields.said(config))
     if broken:
         raise SettingsError(f"class and claim together: {'; '.join(str(one) for one in broken)}")
-    if not alone:
-        _refuse_unique(config)
     ipoib = ipoib_of(config, function)
     in_partition = ipoib is not None and ipoib.pkey is not None
-    settings = NetdevSettings(
+    physical = inventory.functions.get(function.physical_function or "")
+    most = physical.netdevs[0].mtu if physical is not None and physical.netdevs else None
+    mtu = _mtu(config, function.physical_function, most)
+    settings = replace(
+        _in_pod(config, alone),
         # the physical function's says nothing of an interface in a partition of its own
-        mtu=_mtu(config, function, inventory) if config.mtu is not None or not in_partition else None,
+        mtu=mtu if mtu is not None or in_partition else most,
         mac=config.mac.lower() if config.mac else None,
+        ethtool=EthtoolSettings(
+            dict(config.features or {}),
+            fields.said(config.rings or vf.Rings()),
+            fields.said(config.channels or vf.Channels()),
+        ),
+        vf=vf_settings(config, function, inventory),
+        ipoib=ipoib,
+    )
+    if is_infiniband(function) and (settings.mac or config.vlan):
+        raise SettingsError(f"{function.address} is an InfiniBand port: it has no mac and no vlan of its own")
+    return _sound(settings, config)
+
+
+def sub_interface_of(
+    config: RdmaSharedConfig, function: PciFunction, share: str, alone: bool
+) -> tuple[SubInterface, NetdevSettings]:
+    """The sub-interface that a share of the function is, and what is to be set on it. Raises SettingsError."""
+    if not function.netdevs:
+        raise SettingsError(f"{function.address} has no netdev that a sub-interface could stand on")
+    port = function.netdevs[0]
+    settings = replace(_in_pod(config, alone), mtu=_mtu(config, function.address, port.mtu))
+    sub = SubInterface(
+        share,
+        port=port.name,
+        port_mac=port.mac or "",
+        mac=config.mac.lower() if config.mac else stable_mac(share),
+        mode=config.macvlan_mode or "bridge",
+    )
+    return sub, _sound(settings, config)
+
+
+def _in_pod(config: NetdevConfig, alone: bool) -> NetdevSettings:
+    """What is set up in the pod's namespace, whatever the interface is. ``alone``: the request has no other NIC."""
+    if not alone:
+        _refuse_unique(config)
+    return NetdevSettings(
         addresses=config.addresses or (),
         routes=tuple(
             Route(one.destination, one.gateway, one.source, one.metric, one.table)
@@ -74,16 +113,10 @@ def settings_of(
         ),
         neighbours=tuple(Neighbour(one.address, one.mac.lower()) for one in config.neighbours or ()),
         sysctls=_sysctls(config.sysctls),
-        ethtool=EthtoolSettings(
-            dict(config.features or {}),
-            fields.said(config.rings or vf.Rings()),
-            fields.said(config.channels or vf.Channels()),
-        ),
-        vf=vf_settings(config, function, inventory),
-        ipoib=ipoib,
     )
-    if is_infiniband(function) and (settings.mac or config.vlan):
-        raise SettingsError(f"{function.address} is an InfiniBand port: it has no mac and no vlan of its own")
+
+
+def _sound(settings: NetdevSettings, config: NetdevConfig) -> NetdevSettings:
     refuse_families(settings)
     if config.ipam is None:
         refuse_unreachable(settings)
@@ -104,7 +137,7 @@ def without_netdev(config: RdmaVfConfig, function: PciFunction) -> NetdevSetting
     return NetdevSettings(ipoib=ipoib_of(config, function))
 
 
-def _refuse_unique(config: RdmaVfConfig) -> None:
+def _refuse_unique(config: NetdevConfig) -> None:
     for name, value in (("mac", config.mac), ("addresses", config.addresses), ("routes", config.routes)):
         if value:
             raise SettingsError(
@@ -113,15 +146,14 @@ def _refuse_unique(config: RdmaVfConfig) -> None:
             )
 
 
-def _mtu(config: RdmaVfConfig, function: PciFunction, inventory: Inventory) -> int | None:
-    physical = inventory.functions.get(function.physical_function or "")
-    most = physical.netdevs[0].mtu if physical is not None and physical.netdevs else None
+def _mtu(config: NetdevConfig, physical: str | None, most: int | None) -> int | None:
+    """What is asked for, if anything. ``most`` is what the physical function has, None where that is not known."""
     if config.mtu is not None and most is not None and config.mtu > most:
         raise SettingsError(
-            f"mtu {config.mtu} is above the {most} of its physical function {function.physical_function}. "
+            f"mtu {config.mtu} is above the {most} of its physical function {physical}. "
             "Ask for less, or have the administrator raise that one"
         )
-    return config.mtu if config.mtu is not None else most
+    return config.mtu
 
 
 def _sysctls(said: vf.Sysctls | None) -> dict[str, str]:

@@ -48,7 +48,7 @@ class Observations:
     def refresh_soft(self, entry: Entry) -> None:
         """Soft RDMA devices were made anew, so their character devices may be others. Call it under the ledger's
         lock, before the pod's first container is made."""
-        if not any(device.soft for nic in entry.nics for device in nic.rdma):
+        if not any(device.soft for nic in entry.nics if not nic.sub for device in nic.rdma):
             return
         devices = tuple(self._with_nodes(device) for device in entry.devices)
         if devices != entry.devices:
@@ -59,7 +59,7 @@ class Observations:
             name
             for nic in device.nics
             for rdma in nic.rdma
-            if rdma.soft
+            if rdma.soft and not nic.sub
             for name in char_devices(self._sysfs_root, rdma.name)
         ]
         if not names:
@@ -78,7 +78,7 @@ class Observations:
 
 def _wanted(entry: Entry) -> list[Wanted]:
     return [
-        Wanted(nic.address, interface_of(entry, nic), nic.rdma[0] if nic.rdma else None)
+        Wanted(nic.address, interface_of(entry, nic), nic.rdma[0] if nic.rdma else None, nic.share)
         for nic in entry.nics
         if not nic.passes_through  # the kernel knows nothing of it
     ]

@@ -16,15 +16,17 @@ from railmate.attach.ipam import IpamRequest
 from railmate.attach.rdmamodel import RdmaDeviceRef
 from railmate.attach.settings import NetdevSettings
 from railmate.cdi.spec import DeviceNode
-from railmate.claims import functionplan, nicplan
+from railmate.claims import configs, functionplan, nicplan
+from railmate.claims.configs import ClaimConfig
 from railmate.claims.records import ClaimRef, PreparedDevice, PreparedNic
+from railmate.claims.shares import share_of
 from railmate.errors import RailmateError
 from railmate.inventory.gpus import SHARED_NODES
 from railmate.inventory.model import Gpu, GpuVendor, Inventory, PciFunction
 from railmate.publish.model import Offer, OfferedDevice
 from railmate.publish.slices import api_attribute
 from railmate_api import attributes as names
-from railmate_api.config import ConfigError, RdmaVfConfig, decode, merge
+from railmate_api.config import Config, ConfigError, NetdevConfig, RdmaSharedConfig, RdmaVfConfig
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS label, RFC 1123
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
@@ -116,49 +118,20 @@ def make_plan(
         raise ClaimError(
             f"{ref}: none of its devices is of driver {node.driver} (they are of {', '.join(drivers)})."
         )
-    configs = _decode_configs(devices.get("config") or [], ref, node.driver)
-    planner = _Planner(ref, node, configs, set(taken_interfaces))
+    try:
+        said = configs.decode_all(devices.get("config") or [], node.driver)
+    except ConfigError as error:
+        raise ClaimError(f"{ref}: {error}") from error
+    planner = _Planner(ref, node, said, set(taken_interfaces))
     planner.keep_configured_names([result["request"] for result in results])
     planner.pod_name = _pod_name(claim)
     planner.count_nics(results)
+    planner.refuse_wrong_kinds(results)
     prepared = tuple(planner.device(result) for result in results)
     pods = reserved_pods(claim)
     refuse_shared_nic(ref, pods, prepared)
     annotations = claim["metadata"].get("annotations") or {}
     return Plan(pods, prepared, annotations.get(POD_CLAIM_NAME), tuple(planner.warnings))
-
-
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """A decoded config and the requests it speaks of; none: all."""
-
-    requests: frozenset[str]
-    value: RdmaVfConfig
-
-    def covers(self, request: str) -> bool:
-        """``request`` as allocated, ``main`` or ``main/sub``."""
-        return not self.requests or request in self.requests or request.split("/", 1)[0] in self.requests
-
-
-def _decode_configs(entries: Iterable[Mapping[str, Any]], ref: ClaimRef, driver: str) -> list[_Config]:
-    """All config for us, class before claim, also what no device of the claim uses: silence about a
-    mistake would look like success."""
-    found = []
-    for position, entry in enumerate(entries):
-        opaque = entry.get("opaque")
-        if not opaque or opaque["driver"] != driver:
-            continue
-        try:
-            found.append(
-                _Config(frozenset(entry.get("requests") or ()), decode(opaque.get("parameters") or {}))
-            )
-        except ConfigError as error:
-            where = "DeviceClass" if entry.get("source") == "FromClass" else "claim"
-            raise ClaimError(
-                f"{ref}: config {position} (from the {where}): {error}. "
-                f"Correct it in the {where} and make the pod again."
-            ) from error
-    return found
 
 
 def expects_netdev(function: PciFunction) -> bool:
@@ -170,9 +143,13 @@ def expects_netdev(function: PciFunction) -> bool:
     return bool(function.netdevs) or any(device.link_layer == "Ethernet" for device in function.rdma_devices)
 
 
+def _refs(function: PciFunction) -> tuple[RdmaDeviceRef, ...]:
+    return tuple(RdmaDeviceRef(one.name, one.node_guid, one.soft) for one in function.rdma_devices)
+
+
 class _Planner:
-    def __init__(self, ref: ClaimRef, node: NodeView, configs: list[_Config], taken: set[str]) -> None:
-        self._ref, self._node, self._configs, self._taken = ref, node, configs, taken
+    def __init__(self, ref: ClaimRef, node: NodeView, said: list[ClaimConfig], taken: set[str]) -> None:
+        self._ref, self._node, self._configs, self._taken = ref, node, said, taken
         self._gpus = {gpu.address: gpu for gpu in node.inventory.gpus}
         self._nics_named: dict[str, int] = {}  # request -> how many NICs have a name from its config
         self._reserved: set[str] = set()
@@ -183,12 +160,25 @@ class _Planner:
 
     def keep_configured_names(self, requests: Iterable[str]) -> None:
         """Default names keep clear of those that users ask for, whichever request comes first."""
-        self._reserved = {name for request in requests if (name := self._config(request).interface_name)}
+        self._reserved = {
+            name
+            for request in requests
+            for kind in (RdmaVfConfig, RdmaSharedConfig)
+            if (name := self._config(request, kind).interface_name)
+        }
 
     def count_nics(self, results: Iterable[Mapping[str, Any]]) -> None:
         """Some settings are for a request of one NIC."""
         for result in results:
             self._nics_of[result["request"]] += len(self._offered(result).nics)
+
+    def refuse_wrong_kinds(self, results: Iterable[Mapping[str, Any]]) -> None:
+        """A config without effect would look like success."""
+        shared = [(one["request"], self._offered(one).sub_interfaces > 0) for one in results]
+        try:
+            configs.refuse_wrong_kinds(self._configs, shared)
+        except ConfigError as error:
+            raise ClaimError(f"{self._ref}: {error}") from error
 
     def device(self, result: Mapping[str, Any]) -> PreparedDevice:
         offered = self._offered(result)
@@ -199,12 +189,13 @@ class _Planner:
             )
         admin = bool(result.get("adminAccess"))
         nodes, vendor_ids = self._gpu_nodes(offered)
+        kind = RdmaSharedConfig if offered.sub_interfaces else RdmaVfConfig
         nics = []
         for address in offered.nics:
             function = self._node.inventory.functions[address]
-            nic = None if admin else self._nic(function, result["request"])
+            nic = self._nic_of(offered, function, result, admin)
             if nic is None or not nic.passes_through:
-                nodes += self._rdma_nodes(function)
+                nodes += self._rdma_nodes(function, shared=offered.sub_interfaces > 0)
             if nic is not None:
                 nics.append(nic)
         attributes = {name: api_attribute(value) for name, value in offered.told.items()}
@@ -212,7 +203,7 @@ class _Planner:
             attributes[names.INTERFACE] = api_attribute(
                 ",".join(nic.pod_interface for nic in nics if nic.interface)
             )
-        hints = bool(self._config(result["request"]).env_hints)
+        hints = bool(self._config(result["request"], kind).env_hints)
         return PreparedDevice(
             request=request,
             pool=result["pool"],
@@ -238,14 +229,31 @@ class _Planner:
             )
         return offered
 
-    def _config(self, request: str) -> RdmaVfConfig:
-        return merge([config.value for config in self._configs if config.covers(request)])
+    def _share(self, result: Mapping[str, Any]) -> str:
+        try:
+            return share_of(result)
+        except RailmateError as error:
+            raise ClaimError(f"{self._ref}: {error}") from error
+
+    def _config(self, request: str, kind: type[Config]) -> Config:
+        return configs.merged(self._configs, request, kind)
 
     # --- NICs
+    def _nic_of(
+        self, offered: OfferedDevice, function: PciFunction, result: Mapping[str, Any], admin: bool
+    ) -> PreparedNic | None:
+        """None for admin access, which looks on."""
+        share = self._share(result) if offered.sub_interfaces else None
+        if admin:
+            return None
+        if share is not None:
+            return self._sub_interface(function, share, result["request"])
+        return self._nic(function, result["request"])
+
     def _nic(self, function: PciFunction, request: str) -> PreparedNic:
         """``request`` as allocated, ``main`` or ``main/sub``."""
-        config, base = self._config(request), request.split("/", 1)[0]
-        rdma = tuple(RdmaDeviceRef(one.name, one.node_guid, one.soft) for one in function.rdma_devices)
+        config, base = self._config(request, RdmaVfConfig), request.split("/", 1)[0]
+        rdma = _refs(function)
         try:
             alone, netdev = self._nics_of[request] == 1, expects_netdev(function)
             change = functionplan.change_of(config, function, self._node.inventory, alone, netdev, rdma)
@@ -270,7 +278,19 @@ class _Planner:
             function.address, interface, settings=settings, ipam=ipam, rdma=rdma, change=change
         )
 
-    def _ipam(self, config: RdmaVfConfig, interface: str) -> IpamRequest | None:
+    def _sub_interface(self, function: PciFunction, share: str, request: str) -> PreparedNic:
+        config, base = self._config(request, RdmaSharedConfig), request.split("/", 1)[0]
+        try:
+            alone = self._nics_of[request] == 1
+            sub, settings = nicplan.sub_interface_of(config, function, share, alone)
+        except nicplan.SettingsError as error:
+            raise ClaimError(f"{self._ref}: request {base}: {error}.") from error
+        interface = self._interface(base, config)
+        ipam = self._ipam(config, interface)
+        rdma = _refs(function)
+        return PreparedNic(function.address, interface, settings=settings, ipam=ipam, rdma=rdma, sub=sub)
+
+    def _ipam(self, config: NetdevConfig, interface: str) -> IpamRequest | None:
         if config.ipam is None:
             return None
         name, directory = config.ipam["type"], self._node.cni_dir
@@ -286,7 +306,7 @@ class _Planner:
             )
         return IpamRequest(config.ipam, self._ref.uid, interface, self._ref.namespace, self.pod_name)
 
-    def _interface(self, request: str, config: RdmaVfConfig) -> str:
+    def _interface(self, request: str, config: NetdevConfig) -> str:
         if config.interface_name is None:
             number = 1
             while f"net{number}" in self._taken | self._reserved:
@@ -309,10 +329,12 @@ class _Planner:
         self._taken.add(name)
         return name
 
-    def _rdma_nodes(self, function: PciFunction) -> list[DeviceNode]:
+    def _rdma_nodes(self, function: PciFunction, *, shared: bool) -> list[DeviceNode]:
+        """Of a shared port no umad and issm: with those one pod could change the port that all others use."""
         nodes = []
         for device in function.rdma_devices:
-            nodes += [self._node_of(f"infiniband/{name}") for name in device.char_devices]
+            names = device.uverbs if shared else device.char_devices
+            nodes += [self._node_of(f"infiniband/{name}") for name in names]
         if nodes:
             connection_manager = self._node_of("infiniband/rdma_cm")
             if self._node.node_exists(Path(connection_manager.host_path)):

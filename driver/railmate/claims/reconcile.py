@@ -177,8 +177,11 @@ class Reconciler:
         try:
             if claim["metadata"]["uid"] != entry.claim.uid or not claim.get("status", {}).get("allocation"):
                 return True
-            held = {(device.pool, device.device) for device in entry.devices}
-            now = {(result["pool"], result["device"]) for result in allocated(claim, self._driver)}
+            held = {(device.pool, device.device, device.share_id) for device in entry.devices}
+            now = {
+                (result["pool"], result["device"], result.get("shareID"))
+                for result in allocated(claim, self._driver)
+            }
             return held.isdisjoint(now) or not reserved_pods(claim)
         except (LookupError, TypeError, AttributeError) as error:
             raise RailmateError(

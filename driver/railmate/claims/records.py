@@ -13,7 +13,7 @@ from typing import Any
 
 from railmate.attach.functions import FunctionChange
 from railmate.attach.ipam import IpamRequest
-from railmate.attach.model import AttachedNetdev, NetdevSnapshot
+from railmate.attach.model import AttachedNetdev, NetdevSnapshot, SubInterface
 from railmate.attach.rdmamodel import RdmaDeviceRef, SeenNic
 from railmate.attach.settings import NO_SETTINGS, NetdevSettings
 from railmate.cdi.spec import DeviceNode
@@ -54,7 +54,8 @@ class PreparedNic:
     ``address`` identifies it for good. ``snapshot`` is its netdev on the node before any pod had it;
     None for a NIC with an RDMA device only. ``rdma`` are its RDMA devices, soft ones too. ``settings`` are what it
     gets in the pod, with the addresses that ``ipam`` lends once it is ``leased``. ``change`` is what is done to the
-    function itself, when the claim is prepared: one that passes through has no interface and no RDMA device.
+    function itself, when the claim is prepared: one that passes through has no interface and no RDMA device. Of a share
+    the NIC stays on the node, and the pod gets ``sub`` over it; several shares of a NIC may be in one claim.
     """
 
     address: str
@@ -65,6 +66,7 @@ class PreparedNic:
     leased: bool = False
     rdma: tuple[RdmaDeviceRef, ...] = ()
     change: FunctionChange | None = None
+    sub: SubInterface | None = None
 
     def with_snapshot(self, snapshot: NetdevSnapshot) -> PreparedNic:
         """The NIC with what its netdev returns to. One that passes through has none to give to a pod."""
@@ -81,6 +83,20 @@ class PreparedNic:
     @property
     def passes_through(self) -> bool:
         return self.change is not None and self.change.passes_through
+
+    @property
+    def share(self) -> str | None:
+        return self.sub.share if self.sub else None
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        """What tells it from all other NICs and shares."""
+        return self.address, self.share
+
+    @property
+    def part(self) -> str:
+        """What of the hardware it holds: see `railmate.publish.model.part_of`."""
+        return part_of(self.address, self.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +123,11 @@ class PreparedDevice:
     env_hints: bool = False
     nccl_topology: bool = False
     share_id: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name, with its share where it has one: different for each device of a claim."""
+        return f"{self.device}-{self.share_id}" if self.share_id else self.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,20 +169,25 @@ class Entry:
 
     @property
     def hardware(self) -> frozenset[str]:
-        """PCI addresses of everything the claim holds."""
+        """PCI addresses of everything that the claim alone holds."""
         gpus = {gpu for device in self.devices if not device.admin_access for gpu in device.gpus}
-        return frozenset(gpus | {nic.address for nic in self.nics})
+        return frozenset(gpus | {nic.address for nic in self.nics if nic.sub is None})
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """PCI addresses of NICs that it has a share of."""
+        return frozenset(nic.address for nic in self.nics if nic.sub is not None)
 
     @property
     def parts(self) -> frozenset[str]:
-        """The same, but of a GPU that is cut up only the part that is held (``0000:07:00.0/gi3ci0``)."""
+        """Of a GPU that is cut up only the part that is held (``0000:07:00.0/gi3ci0``), of a shared NIC the share."""
         gpus = {
             part_of(gpu, device.partition)
             for device in self.devices
             if not device.admin_access
             for gpu in device.gpus
         }
-        return frozenset(gpus | {nic.address for nic in self.nics})
+        return frozenset(gpus | {nic.part for nic in self.nics})
 
     def attached_to(self, sandbox: str) -> bool:
         return self.attachment is not None and self.attachment.complete and self.attachment.sandbox == sandbox

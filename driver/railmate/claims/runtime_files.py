@@ -88,14 +88,14 @@ class RuntimeFiles:
         shutil.rmtree(self._metadata_dir / claim_uid, ignore_errors=True)
 
     def cdi_ids(self, entry: Entry) -> dict[str, list[str]]:
-        """Device name to the CDI IDs that the kubelet passes to containers using it."""
+        """A device's key to the CDI IDs that the kubelet passes to containers using it."""
         ours = {device.name for device in self._cdi_devices(entry) if not device.is_empty}
         ids: dict[str, list[str]] = {}
         for device in entry.devices:
-            name = spec.device_name(entry.claim.uid, device.device)
+            name = spec.device_name(entry.claim.uid, device.key)
             own = [spec.device_id(self._driver, name)] if name in ours else []
             # the vendor's first: its hooks set up what ours only adds to
-            ids[device.device] = [*device.vendor_cdi_ids, *own]
+            ids[device.key] = [*device.vendor_cdi_ids, *own]
         return ids
 
     def _spec(self, entry: Entry) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class RuntimeFiles:
             seen.add(device.request)
             devices.append(
                 spec.CdiDevice(
-                    name=spec.device_name(entry.claim.uid, device.device),
+                    name=spec.device_name(entry.claim.uid, device.key),
                     nodes=device.nodes,
                     metadata_file=self._metadata_file(entry.claim.uid, device.request) if first else None,
                     metadata_mount=metadata.container_path(entry, device.request, self._driver)

@@ -35,6 +35,7 @@ from railmate.claims.plan import (
 from railmate.claims.rebinding import Rebinding, partition_missing
 from railmate.claims.records import ClaimRef, Entry, PreparedDevice, devices_of
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.shares import with_port
 from railmate.errors import RailmateError
 from railmate.publish.model import OfferedDevice, overlap
 
@@ -51,7 +52,7 @@ class PreparedClaim:
     """The answer to the kubelet."""
 
     devices: tuple[PreparedDevice, ...]
-    cdi_ids: Mapping[str, Sequence[str]]  # by device name
+    cdi_ids: Mapping[str, Sequence[str]]  # by the key of the device
 
 
 class ClaimsApi(Protocol):
@@ -137,6 +138,15 @@ class ClaimState:
         """Devices that claims have for themselves; see ``devices_of``."""
         with self._ledger.locked():
             return devices_of(self._ledger.entries().values(), self._boot_id)
+
+    def sharers(self) -> dict[str, list[ClaimRef]]:
+        """PCI addresses of NICs that claims have shares of, and whose those are."""
+        found: dict[str, list[ClaimRef]] = {}
+        with self._ledger.locked():
+            for entry in self._ledger.entries().values():
+                for address in entry.shared:
+                    found.setdefault(address, []).append(entry.claim)
+        return found
 
     # --- the kubelet's verbs
     def prepare(self, ref: ClaimRef, patience: float = PREPARE_PATIENCE) -> PreparedClaim:
@@ -320,9 +330,12 @@ class ClaimState:
 
         The kubelet asks again after its own restart, also for the next pod of a claim that outlives its pods.
         """
-        now = [(result["pool"], result["device"]) for result in allocated(claim, self._node.driver)]
+        now = [
+            (result["pool"], result["device"], result.get("shareID"))
+            for result in allocated(claim, self._node.driver)
+        ]
         if known.boot_id != self._boot_id or now != [
-            (device.pool, device.device) for device in known.devices
+            (device.pool, device.device, device.share_id) for device in known.devices
         ]:
             return None
         pods = reserved_pods(claim)
@@ -349,8 +362,12 @@ class ClaimState:
         still runs. What was prepared before a reboot holds nothing."""
         offered = self._node.offer.by_name
         results = [result for result in allocated(claim, self._node.driver) if not result.get("adminAccess")]
-        devices = [offered[result["device"]] for result in results if result["device"] in offered]
-        wanted = {part for device in devices for part in device.parts}
+        wanted = {
+            part
+            for result in results
+            if result["device"] in offered
+            for part in offered[result["device"]].parts_with(result.get("shareID"))
+        }
         for other in others.values():
             both = sorted(overlap(wanted, other.parts)) if other.boot_id == self._boot_id else []
             if both:
@@ -371,6 +388,9 @@ class ClaimState:
                 if netdev is None:
                     # on its way home from a namespace that has just ended it is back in a moment
                     raise _NotYetError(f"{ref}: the netdev of {nic.address} is not on the node.")
+                if nic.sub is not None:
+                    nics.append(with_port(nic, netdev))
+                    continue
                 port = physical_port(self._node.inventory.functions[nic.address], self._node.inventory)
                 soft = tuple(one for one in (nic.change.rdma if nic.change else nic.rdma) if one.soft)
                 found = snapshot(netdev, nic.address, port, nic.settings)

@@ -65,7 +65,7 @@ class DraPlugin:
                     request_names=[device.request],
                     pool_name=device.pool,
                     device_name=device.device,
-                    cdi_device_ids=outcome.cdi_ids[device.device],
+                    cdi_device_ids=outcome.cdi_ids[device.key],
                 )
                 if (
                     device.share_id is not None and "share_id" in told.DESCRIPTOR.fields_by_name

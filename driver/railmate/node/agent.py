@@ -83,7 +83,9 @@ class Agent:
             )
             settings = replace(settings, handed_out=plugins.handed_out)
         held = {part for entry in ledger.entries().values() for part in entry.hardware}
-        view = first_look(settings, held, provisioner, devices_of(ledger.entries().values(), boot_id()))
+        shared = {address for entry in ledger.entries().values() for address in entry.shared}
+        devices = devices_of(ledger.entries().values(), boot_id())
+        view = first_look(settings, held, provisioner, shared, devices)
         self._vendor_specs = VendorSpecs([Path("/etc/cdi"), settings.cdi_dir])
         observations = Observations(ledger, runtime_files, settings.sysfs_root, settings.dev_root)
         self._attached = AttachedClaims(ledger, observations, self._reports)
@@ -130,6 +132,7 @@ class Agent:
             self._on_gone,
             provisioner,
             self._monitor.recheck,
+            lambda: self._state.sharers().keys(),
             self._state.held_devices,
         )
         self._paths = sockets(settings.kubelet_dir, settings.driver_name, settings.pod_uid)
@@ -260,16 +263,19 @@ class Agent:
         self._state.update(self._node_view(view))
         self._devices.update(view)
         self._offers.put(view.offer)
+        # of what claims hold alone the watch tells by itself
+        self._on_gone(self._state.sharers().keys() - view.inventory.functions.keys())
 
     def _on_gone(self, addresses: Set[str]) -> None:
-        holders = self._state.held()
+        holders = {address: [claim] for address, claim in self._state.held().items()} | self._state.sharers()
         for address in sorted(addresses & holders.keys()):
             message = (
                 f"{address} is no longer in node {self._settings.node_name}, and this claim holds it. "
                 "Look at the kernel's log on the node; delete the pod to move it to working devices."
             )
-            log.error("%s: %s", holders[address], message)
-            self._reports.claim_event(holders[address], "DeviceGone", message)
+            for claim in holders[address]:
+                log.error("%s: %s", claim, message)
+                self._reports.claim_event(claim, "DeviceGone", message)
 
     def _live_sandboxes(self) -> Mapping[str, Sandbox] | None:
         return self._events.sandboxes() if self._nri.connected else None

@@ -50,7 +50,7 @@ def _ready(*parts: Condition) -> Condition:
 
 
 def _network(entry: Entry, device: PreparedDevice) -> Condition:
-    with_netdev = [nic for nic in device.nics if nic.snapshot]
+    with_netdev = [nic for nic in device.nics if nic.snapshot or nic.sub]
     passed = [f"{nic.address} as /dev/{node}" for nic in device.nics if (node := vfio_node(nic)) is not None]
     bare = any("noiommu" in one for one in passed)
     if passed:

@@ -57,12 +57,16 @@ def look(
 
 
 def first_look(
-    settings: Settings, held: Set[str], provisioner: Provisioner, devices: Sequence[OfferedDevice] = ()
+    settings: Settings,
+    held: Set[str],
+    provisioner: Provisioner,
+    shared: Set[str] = frozenset(),
+    devices: Sequence[OfferedDevice] = (),
 ) -> View:
     """The first look of this process, after VFs have been made. What an earlier process knew of hardware that
-    pods hold is on disk."""
+    pods hold is on disk. ``shared``: what pods have shares of, which stays on the node."""
     view = look(settings, _remembered(settings), held, devices)
-    view = _provisioned(settings, view, held, provisioner, devices)
+    view = _provisioned(settings, view, held, shared, provisioner, devices)
     log_notes(view)
     log.info(
         "machine class %s: %d GPUs, %d NIC functions, %d pairs; %d devices offered",
@@ -77,12 +81,13 @@ def _provisioned(
     settings: Settings,
     view: View,
     held: Set[str],
+    shared: Set[str],
     provisioner: Provisioner,
     devices: Sequence[OfferedDevice],
 ) -> View:
     """The view, or a new one when VFs had to be made."""
     uplinks = uplink_functions(view.inventory, uplink_names())
-    if provisioner.provision(view.inventory, view.topology, uplinks, held):
+    if provisioner.provision(view.inventory, view.topology, uplinks, held | shared):
         return look(settings, view.inventory, held, devices)
     return view
 
@@ -118,9 +123,9 @@ def _remembered(settings: Settings) -> Inventory:
 
 
 class MachineWatch:
-    """Blocking; run it in a daemon thread. ``held`` gives the addresses of all hardware that claims hold, ``devices``
-    their devices, ``changed`` is called with each view whose offer differs from the last, ``gone`` with what is
-    missing, ``event`` as soon as the kernel says that something changed."""
+    """Blocking; run it in a daemon thread. ``held`` gives the addresses of all hardware that claims hold, ``shared``
+    of what they have shares of, ``devices`` their devices, ``changed`` is called with each view whose offer differs
+    from the last, ``gone`` with what is missing, ``event`` as soon as the kernel says that something changed."""
 
     def __init__(
         self,
@@ -131,11 +136,13 @@ class MachineWatch:
         gone: Callable[[Set[str]], None],
         provisioner: Provisioner,
         event: Callable[[], None] = lambda: None,
+        shared: Callable[[], Set[str]] = frozenset,
         devices: Callable[[], Sequence[OfferedDevice]] = tuple,
     ) -> None:
         self._settings, self._view, self._provisioner = settings, first, provisioner
         self._devices = devices
         self._held, self._changed, self._gone, self._event = held, changed, gone, event
+        self._shared = shared
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -170,7 +177,7 @@ class MachineWatch:
             # a claim that was prepared meanwhile may have taken a function's driver away while it was looked at
             held, devices = held | late, self._devices()
             view = look(self._settings, self._view.inventory, held, devices)
-        view = _provisioned(self._settings, view, held, self._provisioner, devices)
+        view = _provisioned(self._settings, view, held, self._shared(), self._provisioner, devices)
         log_notes(view, self._view)
         if view.gone - self._view.gone:
             self._gone(view.gone - self._view.gone)

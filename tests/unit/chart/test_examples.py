@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 FOLDERS = sorted(
     path.name
     for path in EXAMPLES.iterdir()
-    if path.is_dir() and not path.name.startswith(("gang-", "old-pod", "scheduler"))
+    if path.is_dir() and not path.name.startswith(("gang-", "old-pod", "scheduler", "shared-pf"))
 )
 
 
@@ -101,3 +101,21 @@ def test_a_program_is_told_the_address_of_the_vf_that_it_drives() -> None:
     variable = f"PCIDEVICE_RAILMATE_DEV_{devices['requests'][0]['name'].upper()}"
     assert variable in manifest
     assert variable in (EXAMPLES / "vfio-pci/README.md").read_text()
+
+
+def test_two_pods_each_have_a_share_and_addresses_that_the_node_gives() -> None:
+    template, *pods = yaml.safe_load_all((EXAMPLES / "shared-pf" / "manifest.yaml").read_text())
+    devices = template["spec"]["spec"]["devices"]
+    assert [one["exactly"]["deviceClassName"] for one in devices["requests"]] == [names.CLASS_RDMA_SHARED]
+    (entry,) = devices["config"]
+    said = config.decode(entry["opaque"]["parameters"])
+    assert isinstance(said, config.RdmaSharedConfig)
+    assert said.ipam is not None
+    assert said.ipam["type"] == "host-local"
+    for pod in pods:
+        (claim,) = pod["spec"]["resourceClaims"]
+        assert claim["resourceClaimTemplateName"] == template["metadata"]["name"]
+        assert pod["spec"]["containers"][0]["resources"]["claims"] == [{"name": claim["name"]}]
+    page = (EXAMPLES / "shared-pf" / "README.md").read_text()
+    assert all(f"pod/{pod['metadata']['name']}" in page for pod in pods)
+    assert "sharedPFs" in page

@@ -16,6 +16,7 @@ from railmate.attach.model import (
     NetdevSnapshot,
     ReturnRequest,
     ReturnState,
+    SubInterfaceRequest,
 )
 from railmate.claims.ledger import Ledger
 from railmate.claims.state import ClaimState
@@ -41,23 +42,48 @@ class FakeNetdevs:
     return_error: Exception | None = None
     killed_after_move: bool = False
     moves: list[str] = field(default_factory=list)
+    subs: dict[tuple[str, str], str] = field(default_factory=dict)  # (namespace, interface) -> its MAC
+    sub_errors: list[str] = field(default_factory=list)
 
     def snapshot(self, name: str, address: str, *rest: object) -> NetdevSnapshot:
         if self.where.get(address) != (HOST, name):
             raise AttachError(f"netdev {name} of {address} is not on the host; is it in a pod?")
         return NetdevSnapshot(address, name, "02:00:00:00:00:01", 1500, True, address)
 
-    def attach_all(self, requests: Sequence[MoveRequest], netns: Path) -> list[AttachedNetdev]:
+    def attach_all(
+        self, requests: Sequence[MoveRequest | SubInterfaceRequest], netns: Path
+    ) -> list[AttachedNetdev]:
         if self.attach_error:
             raise self.attach_error
         if str(netns) in self.gone:
             raise AttachError(f"network namespace {netns} does not exist any more")
-        for request in requests:
+        found = []
+        for number, request in enumerate(requests):
+            if isinstance(request, SubInterfaceRequest):
+                self.subs[str(netns), request.name] = mac = request.sub.mac
+                self.moves.append(f"{request.name} over {request.sub.port} in {netns}")
+                found.append(
+                    AttachedNetdev(
+                        request.pci_address, request.name, 7 + number, mac, 1500, request.sub.share
+                    )
+                )
+                continue
             self.where[request.snapshot.pci_address] = (str(netns), request.name)
             self.moves.append(f"{request.snapshot.name} to {netns} as {request.name}")
+            found.append(
+                AttachedNetdev(request.snapshot.pci_address, request.name, 7, request.snapshot.mac, 1500)
+            )
         if self.killed_after_move:
             raise Killed
-        return [AttachedNetdev(r.snapshot.pci_address, r.name, 7, r.snapshot.mac, 1500) for r in requests]
+        return found
+
+    def remove_all(self, requests: Sequence[SubInterfaceRequest], netns: Path) -> list[str]:
+        if self.sub_errors:
+            return self.sub_errors
+        for request in requests:
+            if self.subs.pop((str(netns), request.name), None):
+                self.moves.append(f"{request.name} over {request.sub.port} ended")
+        return []
 
     def return_all(self, requests: Sequence[ReturnRequest], netns: Path | None) -> list[NetdevReturn]:
         if self.return_error:
@@ -79,7 +105,7 @@ class FakeNetdevs:
         return NetdevReturn(address, ReturnState.RETURNED, home)
 
     def all_home(self) -> bool:
-        return all(place == (HOST, f"vf{VFS.index(address)}") for address, place in self.where.items())
+        return all(self.where[address] == (HOST, f"vf{number}") for number, address in enumerate(VFS))
 
 
 @dataclass
@@ -114,4 +140,4 @@ class World:
 
     def clean(self) -> bool:
         left = [path for path in self.root.rglob("*") if path.is_file() and path.suffix != ".lock"]
-        return not left and self.netdevs.all_home()
+        return not left and self.netdevs.all_home() and not self.netdevs.subs

@@ -18,6 +18,7 @@ from railmate.publish.model import Offer, OfferedDevice
 DRIVER, POOL = "railmate.dev", "node1"
 BOOT = "boot-1"
 PF = "0000:0c:00.0"
+PORT, PORT_MAC = "enp12s0np0", "02:00:00:00:03:fe"
 GPUS = ("0000:07:00.0", "0000:0f:00.0")
 VFS = ("0000:0c:00.1", "0000:0c:00.2", "0000:0c:00.3", "0000:0c:00.4")
 
@@ -54,7 +55,14 @@ def inventory() -> Inventory:
         )
         for number, address in enumerate(VFS)
     ]
-    pf = function(PF, virtual_functions=VFS, netdevs=(Netdev("enp12s0np0", link_type="ether"),))
+    pf = function(
+        PF,
+        virtual_functions=VFS,
+        netdevs=(Netdev(PORT, PORT_MAC, link_type="ether"),),
+        rdma_devices=(
+            RdmaDevice("mlx5_pf", "Ethernet", uverbs=("uverbs9",), umad=("umad9",), issm=("issm9",)),
+        ),
+    )
     functions = {one.address: one for one in [*(gpu.function for gpu in gpus), pf, *vfs]}
     nics = (Nic(pf), *(Nic(vf, vf_index=number) for number, vf in enumerate(vfs)))
     return Inventory(functions, gpus, nics)
@@ -67,6 +75,8 @@ def offer() -> Offer:
     ]
     devices += [OfferedDevice(f"gpu-{n}", "gpu", {}, gpus=(GPUS[n],)) for n in range(2)]
     devices += [OfferedDevice(f"vf-{n}", "rdma-vf", {}, nics=(VFS[n],)) for n in range(4)]
+    devices += [OfferedDevice("shared", "rdma-shared", {}, nics=(PF,), sub_interfaces=4)]
+    devices += [OfferedDevice("port", "rdma-vf", {}, nics=(PF,))]
     devices += [OfferedDevice("wide", "pair", {}, gpus=(GPUS[0],), nics=VFS[:2])]
     return Offer(tuple(devices))
 
@@ -90,6 +100,14 @@ def ref(number: int = 1) -> ClaimRef:
 
 def result(device: str, request: str = "main", **more: Any) -> dict[str, Any]:
     return {"request": request, "driver": DRIVER, "pool": POOL, "device": device} | more
+
+
+def share(number: int, request: str = "main", device: str = "shared") -> dict[str, Any]:
+    """A share of the physical function, as the scheduler allocates it (KEP-5075)."""
+    consumed = {"railmate.dev/subInterfaces": "1"}
+    return result(
+        device, request, shareID=f"5a5e0000-0000-4000-8000-{number:012d}", consumedCapacity=consumed
+    )
 
 
 def config(

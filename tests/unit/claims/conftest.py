@@ -17,7 +17,8 @@ import railmate.claims.state as verbs
 def netdevs(monkeypatch: pytest.MonkeyPatch) -> FakeNetdevs:
     fake = FakeNetdevs()
     monkeypatch.setattr(verbs, "snapshot", fake.snapshot)
-    for name in ("attach_all", "return_all"):
+    monkeypatch.setattr(verbs, "with_port", lambda nic, netdev: nic)
+    for name in ("attach_all", "remove_all", "return_all"):
         monkeypatch.setattr(attachments, name, getattr(fake, name))
     monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])
     for module in (attachments, reconcile):

@@ -11,7 +11,7 @@ import pytest
 from railmate.health.judging import device_health, judge, with_parent, worst
 from railmate.health.model import HEALTHY, Health, Reason, Verdict
 from railmate.health.reading import Facts, Kind, NetdevLink, PcieLink, RdmaPort, Sysfs, Target, read, targets
-from railmate.publish.model import OfferedDevice
+from railmate.publish.model import Offer, OfferedDevice
 from unit.health.health_tree import Tree
 
 
@@ -127,6 +127,22 @@ def test_whole_nic_that_is_not_brought_up_is_unknown() -> None:
     facts = Facts(present=True, vendor=0x15B3, driver="mlx5_core", netdev=netdev)
     whole = Target("0000:01:00.0", Kind.NIC)
     assert judge(whole, facts).health is Health.UNKNOWN
+
+
+def test_a_shared_nic_that_is_not_brought_up_has_no_link_for_its_sub_interfaces() -> None:
+    """It stays on the node, so nobody brings it up when a pod gets a share."""
+    netdev = NetdevLink("eth0", up=False, carrier=None)
+    facts = Facts(present=True, vendor=0x15B3, driver="mlx5_core", netdev=netdev)
+    found = judge(Target("0000:01:00.0", Kind.NIC, shared=True), facts)
+    assert found.reason is Reason.LINK_DOWN
+    assert "its sub-interfaces have no link" in found.message
+
+
+def test_a_function_is_looked_at_as_shared_when_it_is_offered_so(tree: Tree) -> None:
+    shared = OfferedDevice("shared", "rdma-shared", {}, nics=(tree.pf,), sub_interfaces=4)
+    offer = Offer((*tree.offer.devices, shared))
+    assert targets(offer, tree.inventory)[tree.pf].shared
+    assert not targets(tree.offer, tree.inventory)[tree.pf].shared
 
 
 @pytest.mark.parametrize("layer", ["InfiniBand", "Unspecified"])

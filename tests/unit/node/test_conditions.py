@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from railmate.attach.model import AttachedNetdev, NetdevSnapshot
+from railmate.attach.model import AttachedNetdev, NetdevSnapshot, SubInterface
 from railmate.attach.rdmamodel import Gid, RdmaDeviceRef, SeenNic
 from railmate.claims import metadata
 from railmate.claims.records import Attachment, Entry, PreparedDevice, PreparedNic, Seen
 from railmate.node.conditions import device_status
-from unit.claims.claims_world import VFS, ref
+from unit.claims.claims_world import PF, PORT, PORT_MAC, VFS, ref
 
 V4 = Gid(3, "0000:0000:0000:0000:0000:ffff:0a09:0001", "RoCE v2", "net1")
 LOCAL = Gid(1, "fe80:0000:0000:0000:0000:00ff:fe00:0102", "RoCE v2", "net1")
@@ -185,3 +185,43 @@ def test_share_of_a_device_is_named_where_it_has_one() -> None:
     (device,) = one.devices
     assert "shareID" not in device_status("railmate.dev", one, device)
     assert device_status("railmate.dev", one, replace(device, share_id="share-1"))["shareID"] == "share-1"
+
+
+def test_each_share_of_one_function_has_a_status_of_its_own() -> None:
+    """Two requests of one claim may have shares of one function: same address, other interface, other GID."""
+    shares = ("share-a", "share-b")
+    devices = tuple(
+        PreparedDevice(
+            f"r{n}", "node1", "shared",
+            nics=(
+                PreparedNic(
+                    PF, f"net{n}", rdma=(RdmaDeviceRef("mlx5_0"),),
+                    sub=SubInterface(share, PORT, PORT_MAC, f"02:00:00:00:00:0{n}"),
+                ),
+            ),
+            share_id=share,
+        )
+        for n, share in enumerate(shares, 1)
+    )  # fmt: skip
+    seen = tuple(
+        replace(
+            GOOD, pci_address=PF, interface=f"net{n}", addresses=(f"10.9.0.{n}/24",), gid=Gid(n, V4.gid, V4.kind),
+            mac=f"02:00:00:00:00:0{n}", share=share,
+        )
+        for n, share in enumerate(shares, 1)
+    )  # fmt: skip
+    at = Attachment("s1", "pod-1", "team/p", "/run/netns/1", True)
+    one = Entry(ref(1), ("pod-1",), devices, "boot", None, at, Seen("s1", seen))
+    for n, device in enumerate(devices, 1):
+        found = device_status("railmate.dev", one, device)
+        assert found["shareID"] == shares[n - 1]
+        assert found["networkData"] == {
+            "interfaceName": f"net{n}", "hardwareAddress": f"02:00:00:00:00:0{n}", "ips": [f"10.9.0.{n}/24"]
+        }  # fmt: skip
+        assert found["data"]["nics"][0]["gidIndex"] == n
+        assert {c["type"]: c["status"] for c in found["conditions"]} == dict.fromkeys(
+            ("Ready", "NetworkReady", "RDMAReady"), "True"
+        )
+    on_host = replace(one, attachment=replace(at, netns=None), seen=None)
+    message = device_status("railmate.dev", on_host, devices[0])["conditions"][1]["message"]
+    assert PORT in message, "on the host network the function's own netdev serves"
