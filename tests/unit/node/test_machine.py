@@ -207,7 +207,7 @@ def test_next_process_knows_what_pods_hold(settings: Settings) -> None:
 
 def test_a_device_that_a_pod_has_stays_offered_as_held_until_it_is_given_back(settings: Settings) -> None:
     group = OfferedDevice("group-of-before", "", {}, gpus=(look(settings).inventory.gpus[0].address,))
-    for found in (look(settings, devices=[group]), first_look(settings, set(), NO_VFS, [group])):
+    for found in (look(settings, devices=[group]), first_look(settings, set(), NO_VFS, devices=[group])):
         assert found.offer.by_name["group-of-before"].kind == "held"
     assert "group-of-before" not in look(settings).offer.by_name
 
