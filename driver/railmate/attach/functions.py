@@ -63,8 +63,6 @@ def kept(change: FunctionChange) -> VfSettings | None:
 def make(address: str, change: FunctionChange, sysfs_root: Path) -> None:
     """Make the change. May be repeated; raises AttachError, and the function is as it was then, as far as it can be."""
     binding = DriverBinding(sysfs_root, address)
-    if change.passes_through and change.made and binding.driver == change.driver:
-        return
     try:
         _make(binding, change)
     except AttachError as error:
@@ -121,6 +119,7 @@ def undo(address: str, change: FunctionChange, sysfs_root: Path) -> NetdevReturn
             binding.rebind(change.own_driver, lambda: _restore_vf(address, change))
         binding.set_override(change.override)
         if snapshot is None:
+            with_host(lambda sides: _name_rdma(change.rdma, sides))
             return None
         arrived()
     request = ReturnRequest(snapshot, None, NetdevSettings(vf=change.wanted))
