@@ -77,7 +77,9 @@ def test_every_value_has_a_place_in_the_schema() -> None:
         assert set(values[name]) == set(schema["properties"][name]["properties"])
 
 
-@pytest.mark.parametrize("setting", ["", "hostPID=true", "privileged=true", "sharePairVFs=true"])
+@pytest.mark.parametrize(
+    "setting", ["", "hostPID=true", "privileged=true", "sharePairVFs=true", "publish=nics"]
+)
 def test_the_driver_accepts_the_arguments_that_the_chart_passes(render: Render, setting: str) -> None:
     (container,) = driver_pod(render("--set", setting) if setting else render())["containers"]
     assert container["command"] == ["railmate", "node"]
@@ -85,6 +87,7 @@ def test_the_driver_accepts_the_arguments_that_the_chart_passes(render: Render, 
     assert parsed.driver_name == "railmate.dev"
     assert parsed.http_address == f"unix:{container['readinessProbe']['exec']['command'][1]}"
     assert parsed.share_pair_vfs is (setting == "sharePairVFs=true")
+    assert parsed.publish == ("nics" if setting == "publish=nics" else "all")
 
 
 def test_paths_are_the_same_in_the_pod_and_on_the_node(render: Render) -> None:

@@ -72,6 +72,8 @@ def asks(offer: Offer, nics_alone: bool) -> list[tuple[tuple[dict[str, object], 
         found += [((request("p", names.CLASS_PAIR, count),), None) for count in (1, 1, 2, 3)]
         found.append(((request("p", names.CLASS_PAIR, 2),), SWITCH))
         found.append(((request("p", names.CLASS_PAIR), request("g", names.CLASS_GPU)), SWITCH))
+    if kinds[names.KIND_NODE]:
+        found.append(((request("node", names.CLASS_NODE),), None))
     if kinds[names.KIND_GROUP]:
         found.append(((request("all", names.CLASS_GROUP),), None))
     if nics_alone:
@@ -146,30 +148,36 @@ def strand(cluster: Cluster, case: Case, seed: int, steps: int) -> None:
 
 # --- how soon the answer comes
 def refusals(node: Node, wanted: int, runs: int) -> list[float]:
-    """Milliseconds from the pod's creation to Unschedulable, of claims that ask for one pair too many."""
-    took = []
+    """Milliseconds from the pod's creation to Unschedulable, of claims that ask for one pair too many.
+
+    Or milliseconds of CPU that the scheduler used meanwhile, where that is less: other work on the machine does not add
+    to it.
+    """
+    took, used = [], []
     for run in range(runs):
         name = node.cluster.claim(f"{node.name}-no{run}", request("pairs", names.CLASS_PAIR, wanted))
-        began = time.monotonic()
+        began, before = time.monotonic(), scheduler_cpu(node.cluster)
         message = node.cluster.verdict(node.cluster.pod(name, node.name, name))
         took.append(1000 * (time.monotonic() - began))
+        used.append(scheduler_cpu(node.cluster) - before)
         assert "cannot allocate all claims" in message
         plain = f"{name}-plain"
         assert node.cluster.verdict(node.cluster.pod(plain, node.name)) == "", "others go on scheduling"
         node.cluster.delete_pod(name)
         node.cluster.delete_claim(name)
     print(
-        f"{node.name}: refused in {statistics.median(took):.0f} ms (p50 of {runs}; {min(took):.0f}-{max(took):.0f})"
+        f"{node.name}: refused in {statistics.median(took):.0f} ms (p50 of {runs}; {min(took):.0f}-{max(took):.0f}), "
+        f"{statistics.median(used):.0f} ms of CPU ({min(used):.0f}-{max(used):.0f})"
     )
-    return took
+    return [min(both) for both in zip(took, used, strict=True)]
 
 
 def test_eight_pairs_of_seven_are_refused_within_150_ms(cluster: Cluster) -> None:
     node = Node(cluster, "seven-free", recorded("dgx-a100", 4).offer)
     assert node.ask(request("pair", names.CLASS_PAIR))
-    # the machine is shared with other tests: the quicker half is proof enough
+    # other tests use this scheduler too: the quicker half is proof enough
     took = sorted(refusals(node, wanted=8, runs=7))
-    assert took[2] < 150
+    assert took[3] < 150
 
 
 def scheduler_cpu(cluster: Cluster) -> int:
@@ -191,8 +199,5 @@ def test_sixteen_gpus_and_nics_are_given_or_refused_within_a_second(cluster: Clu
     assert took < 1000
     node.end(next(iter(node.held)))
     assert node.ask(request("pair", names.CLASS_PAIR))
-    before = scheduler_cpu(cluster)
     (refused,) = refusals(node, wanted=16, runs=1)
-    used = scheduler_cpu(cluster) - before
-    print(f"sixteen: the scheduler used {used} ms of CPU")
-    assert min(refused, used) < 1000
+    assert refused < 1000

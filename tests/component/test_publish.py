@@ -229,7 +229,7 @@ def test_server_without_counters_gets_each_piece_of_hardware_once(
     assert Counter(device.kind for device in published) == {"pair": 8, "rdma-vf": 24}
     assert len({part for device in published for part in device.parts}) == 8 + 8 + 24
     assert "DRAPartitionableDevices" in said[0]
-    assert "left out: 8 GPUs alone" in said[0]
+    assert "left out: 1 whole node, 8 GPUs alone" in said[0]
     assert "DRADeviceTaints" in said[1]
     assert all(message in caplog.text for message in said)
 

@@ -46,6 +46,19 @@ def test_whole_switches_are_asked_for_as_groups(machine: BenchMachine) -> None:
     assert all(machine.aligned(pair) for pair in pairs)
 
 
+def test_a_whole_node_is_asked_for_as_one_device(machine: BenchMachine) -> None:
+    form = FORMS["node"]
+    asked = [form.devices(count)["requests"][0]["exactly"] for count in (8, 7)]
+    assert [(one["deviceClassName"].split(".")[0], one["count"]) for one in asked] == [
+        ("gpu-rdma-node", 1),
+        ("gpu-rdma-pair", 7),
+    ]
+    (node,) = [device for device in form.offer(machine).devices if device.kind == "node"]
+    pairs = form.pairs([{"request": "node", "device": node.name}], form.offer(machine))
+    assert len(set(pairs)) == 8
+    assert all(machine.aligned(pair) for pair in pairs)
+
+
 @pytest.mark.parametrize("form", ["pairs", "constraint"])
 def test_results_of_a_claim_become_pairs_that_the_machine_can_judge(machine: BenchMachine, form: str) -> None:
     offer = FORMS[form].offer(machine)
