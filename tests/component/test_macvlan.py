@@ -166,14 +166,39 @@ def test_it_ends_whatever_the_pod_has_made_of_it(pod: Pod, port: str) -> None:
     assert set(pod.links()) == {"lo"}
 
 
-def test_only_its_own_is_ended(pod: Pod, port: str, make_port: Callable[..., str]) -> None:
-    """An interface of the pod's own, under the name and the index that were ours, is no sub-interface of the port."""
+def test_an_interface_of_the_pods_own_is_spared(pod: Pod, port: str) -> None:
+    """It has the name and the index that were ours, and its other end has the port's index: those are counted from 1 in
+    each namespace."""
     request = wanted(port)
     (attached,) = attach_all([request], pod.path)
     pod.ip("link", "delete", "net1")
-    pod.ip("link", "add", "net1", "index", str(attached.ifindex), "type", "veth", "peer", "name", "other1")
+    below = str(host_links()[port]["ifindex"])
+    pod.ip(
+        "link",
+        "add",
+        "net1",
+        "index",
+        str(attached.ifindex),
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "other1",
+        "index",
+        below,
+    )
     assert gone(request, pod, attached) == []
     assert set(pod.links()) == {"lo", "net1", "other1"}
+
+
+def test_a_sub_interface_of_the_pods_own_is_spared(pod: Pod, port: str) -> None:
+    request = wanted(port)
+    (attached,) = attach_all([request], pod.path)
+    pod.ip("link", "delete", "net1")
+    pod.ip("link", "add", "other1", "type", "veth", "peer", "name", "other2")
+    pod.ip("link", "add", "net1", "link", "other1", "index", str(attached.ifindex), "type", "macvlan")
+    assert gone(request, pod, attached) == []
+    assert "net1" in pod.links()
 
 
 def test_with_the_namespace_everything_is_gone(made: list[Pod], port: str) -> None:

@@ -243,11 +243,10 @@ class _Planner:
         self, offered: OfferedDevice, function: PciFunction, result: Mapping[str, Any], admin: bool
     ) -> PreparedNic | None:
         """None for admin access, which looks on."""
-        share = self._share(result) if offered.sub_interfaces else None
         if admin:
             return None
-        if share is not None:
-            return self._sub_interface(function, share, result["request"])
+        if offered.sub_interfaces:
+            return self._sub_interface(function, self._share(result), result["request"])
         return self._nic(function, result["request"])
 
     def _nic(self, function: PciFunction, request: str) -> PreparedNic:
