@@ -10,7 +10,10 @@ from typing import Any
 #: Eight pairs of 1 000 nodes: pods a second as pair devices, over those as constraints in the same round.
 LEAST_RATIO, RATIO_NODES = 4.0, 1000
 #: Seconds that infeasible pods may delay others at the 99th percentile, where pods ask for CPU in proportion to GPUs.
-MOST_DELAY = 0.5
+#: On a machine that is busy with other work everything is slow: then as many times what the others take alone.
+MOST_DELAY, MOST_TIMES = 0.5, 5.0
+#: Of what an attempt for eight pairs takes where each node has seven, how much one for a whole node may take.
+MOST_SHARE = 0.5
 
 Results = Mapping[str, Any]
 
@@ -35,6 +38,11 @@ def delay(one: Mapping[str, Any]) -> float:
     return (percentile(one["duringMs"], 0.99) - percentile(one["beforeMs"], 0.99)) / 1000
 
 
+def most_delay(one: Mapping[str, Any]) -> float:
+    """Seconds by which it may grow. On a quiet machine the others alone take some 30 ms."""
+    return max(MOST_DELAY, MOST_TIMES * percentile(one["beforeMs"], 0.99) / 1000)
+
+
 def failures(results: Results) -> list[str]:
     """Sentences on limits that were not kept."""
     found = []
@@ -53,11 +61,27 @@ def failures(results: Results) -> list[str]:
         for kind, one in kinds.items():
             if one["infeasiblePlaced"]:
                 found.append(f"{name}, {kind}: {one['infeasiblePlaced']} infeasible pods got a node")
-            if "proportional" in name and not delay(one) <= MOST_DELAY:
+            if "proportional" in name and not delay(one) <= most_delay(one):
                 found.append(
-                    f"{name}, {kind}: infeasible pods delay others by {delay(one):.2f} s, not {MOST_DELAY} at most"
+                    f"{name}, {kind}: infeasible pods delay others by {delay(one):.2f} s, "
+                    f"not {most_delay(one):.2f} at most"
                 )
+    asked = {name: kinds["oneShort"] for name, kinds in results["waiting"].items() if "oneShort" in kinds}
+    if "pairs" in asked and "node" in asked:
+        share = attempts(asked["node"])[0] / attempts(asked["pairs"])[0]
+        if not share <= MOST_SHARE:
+            found.append(
+                f"an attempt for a whole node takes {share:.2f} of one for eight pairs, not {MOST_SHARE} at most"
+            )
     return found
+
+
+def attempts(one: Mapping[str, Any]) -> tuple[float, int]:
+    """Milliseconds of an attempt that failed, on average, and how many there were."""
+    tried = [one["attempts"].get(result) for result in ("unschedulable", "error")]
+    spent = [found for found in tried if found and found["count"]]
+    number = sum(found["count"] for found in spent)
+    return (1000 * sum(found["seconds"] for found in spent) / number if number else math.nan), number
 
 
 def report(results: Results) -> Iterator[str]:
@@ -131,10 +155,7 @@ def _ratio_lines(results: Results) -> Iterator[str]:
 
 
 def _waiting_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
-    tried = [one["attempts"].get(result) for result in ("unschedulable", "error")]
-    spent = [found for found in tried if found and found["count"]]
-    number = sum(found["count"] for found in spent)
-    mean = 1000 * sum(found["seconds"] for found in spent) / number if number else math.nan
+    mean, number = attempts(one)
     before, during = one["beforeMs"], one["duringMs"]
     return (
         f"{percentile(before, 0.5):.0f} / {percentile(before, 0.99):.0f}",

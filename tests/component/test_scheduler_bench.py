@@ -136,7 +136,21 @@ def test_eight_pairs_are_placed_at_four_times_the_rate_of_constraints_on_a_thous
 @pytest.mark.long
 def test_a_hundred_pods_that_fit_nowhere_delay_others_by_half_a_second_at_most() -> None:
     assert bench_passes(
-        "--nodes", "100", "--forms", "pairs+proportional", "--sizes", "", "--infeasible", "100"
+        "--nodes",
+        "100",
+        "--forms",
+        "pairs+proportional,node+proportional",
+        "--sizes",
+        "",
+        "--infeasible",
+        "100",
+    )
+
+
+@pytest.mark.long
+def test_a_whole_node_that_is_nowhere_to_be_had_costs_half_of_eight_pairs_at_most() -> None:
+    assert bench_passes(
+        "--nodes", "50", "--forms", "node,pairs", "--sizes", "", "--infeasible", "20", "--seconds", "10"
     )
 
 

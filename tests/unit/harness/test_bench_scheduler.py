@@ -189,7 +189,26 @@ def test_limits_that_are_not_kept_are_said() -> None:
     late["waiting"]["pairs+proportional"]["oneShort"]["duringMs"] = [10.0] * 90 + [float("inf")] * 10
     assert delay(late["waiting"]["pairs+proportional"]["oneShort"]) == float("inf")
     assert failures(late) == [
-        "pairs+proportional, oneShort: infeasible pods delay others by inf s, not 0.5 at most"
+        "pairs+proportional, oneShort: infeasible pods delay others by inf s, not 0.50 at most"
+    ]
+
+    busy = results()
+    one = busy["waiting"]["pairs+proportional"]["oneShort"]
+    one["beforeMs"], one["duringMs"] = [1000.0] * 100, [5900.0] * 100
+    assert failures(busy) == [], "on a busy machine everything is slow"
+    one["duringMs"] = [6100.0] * 100
+    assert failures(busy) == [
+        "pairs+proportional, oneShort: infeasible pods delay others by 5.10 s, not 5.00 at most"
+    ]
+
+    dear = results()
+    one = dear["waiting"]["pairs+proportional"]["oneShort"]
+    cheap = {**one, "attempts": {"unschedulable": {"count": 8, "seconds": 0.09}}}
+    dear["waiting"] = {"pairs": {"oneShort": one}, "node": {"oneShort": cheap}}
+    assert failures(dear) == []
+    dear["waiting"]["node"]["oneShort"] = one
+    assert failures(dear) == [
+        "an attempt for a whole node takes 1.00 of one for eight pairs, not 0.5 at most"
     ]
 
     wrong = results()
