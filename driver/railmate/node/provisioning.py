@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Set
+from dataclasses import replace
 from pathlib import Path
 
 from railmate.inventory.model import Inventory
@@ -33,11 +34,20 @@ class Provisioner:
         if self._wanted is None:
             return False
         whole = plan(inventory, topology.roles, self._wanted, uplinks, held)
-        changes = tuple(one for one in whole.changes if self._tried.get(one.address) != one)
-        refusals = tuple(one for one in whole.refusals if self._tried.get(one.address) != one)
-        self._tried = {one.address: one for one in whole.changes}
-        self._tried |= {one.address: one for one in whole.refusals}
-        for problem in apply(ProvisioningPlan(changes, refusals), inventory, held, self._sysfs_root):
-            log.error("%s", problem)
-            self._report(problem)
-        return bool(changes)
+        tried, self._tried = self._tried, {}
+        changed = False
+        for one in (*whole.changes, *whole.refusals):
+            self._tried[one.address] = one
+            if tried.get(one.address) == one:
+                continue
+            only = ProvisioningPlan((one,)) if isinstance(one, PfChange) else ProvisioningPlan((), (one,))
+            problems = apply(only, inventory, held, self._sysfs_root)
+            if isinstance(one, PfChange):
+                changed = True
+                if not problems:
+                    # so it is now; if it has lost its VFs again by the next look, that is new
+                    self._tried[one.address] = replace(one, present=one.rule.vfs, resize=False)
+            for problem in problems:
+                log.error("%s", problem)
+                self._report(problem)
+        return changed

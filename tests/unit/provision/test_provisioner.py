@@ -88,6 +88,15 @@ def test_a_nic_that_lost_its_vfs_gets_them_back(monkeypatch: pytest.MonkeyPatch)
     assert watched.resizes() == 2
 
 
+def test_a_nic_that_lost_its_vfs_again_before_anybody_looked_gets_them_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch)
+    for _ in range(2):
+        assert watched.look(machine(0))
+    assert watched.resizes() == 2
+
+
 def test_nothing_is_looked_at_without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
     nothing = Provisioner(None, Path("/sys"), watched.reports.append)
