@@ -53,7 +53,12 @@ class SetVf:
             if not self._settings.needs_physical:
                 return
             raise AttachError(f"{self._snapshot} has no physical function through which it could be set")
-        vf.write(sides.host, port, vf.filled(wanted, before))
+        try:
+            vf.write(sides.host, port, vf.filled(wanted, before))
+        except AttachError as error:  # what a NIC's driver takes only trying tells
+            raise AttachError(
+                f"{error}. Leave it out of the claim's config, or ask for another NIC"
+            ) from None
 
     def undo(self, sides: Sides) -> None:
         problems = restore_vf(self._snapshot, sides)

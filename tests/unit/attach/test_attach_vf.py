@@ -18,9 +18,10 @@ from railmate.attach import vf
 from railmate.attach.errors import AttachError
 from railmate.attach.ethtool import Ethtool
 from railmate.attach.home import restore_vf
-from railmate.attach.model import NetdevSnapshot, PhysicalPort
+from railmate.attach.model import MoveRequest, NetdevSnapshot, PhysicalPort
+from railmate.attach.move import SetVf
 from railmate.attach.namespaces import Sides
-from railmate.attach.settings import EthtoolSettings, VfSettings
+from railmate.attach.settings import EthtoolSettings, NetdevSettings, VfSettings
 from railmate.netlink import attribute, nested
 
 PORT = PhysicalPort("eth7", 3)
@@ -173,6 +174,19 @@ def sides(peer: Peer) -> Sides:
 def snapshot(**more: Any) -> NetdevSnapshot:
     return NetdevSnapshot(
         "0000:c1:00.1", "vf3", "02:00:00:00:00:03", 1500, True, physical=PORT, vf=NOW, **more
+    )
+
+
+def test_a_setting_that_the_nics_driver_refuses_is_told_with_the_next_step() -> None:
+    peer = Peer(refuses="IFLA_VF_LINK_STATE")
+    step = SetVf(
+        MoveRequest(snapshot(), "net1", NetdevSettings(vf=VfSettings(trust=True, link_state="enable")))
+    )
+    with pytest.raises(AttachError) as refused:
+        step.apply(sides(peer))
+    assert str(refused.value) == (
+        "VF 3 of eth7 does not take link state enable: Operation not supported. "
+        "Leave it out of the claim's config, or ask for another NIC"
     )
 
 
