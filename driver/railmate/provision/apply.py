@@ -42,6 +42,11 @@ def _provision(change: PfChange, inventory: Inventory, held: Set[str], sysfs_roo
     """Raises AttachError for what stops all, returns what went wrong beside."""
     function, rule = sriov.PhysicalFunction(sysfs_root, change.address), change.rule
     problems = []
+    now = len(function.vf_addresses())
+    if now != change.present:
+        return [
+            f"it had {change.present} VFs and has {now} now: somebody else changes their number. It is looked at anew"
+        ]
     if rule.eswitch is not None and eswitch.mode(change.address) != rule.eswitch:
         if change.address in held:
             problems.append(

@@ -105,6 +105,8 @@ def _refused(
         )
     if function.driver is None:
         return "it has no driver; bind one, then restart railmate's pod on this node"
+    if function.address in held:
+        return "a claim holds the whole port. Free it (drain the node), then restart railmate's pod there"
     if len(function.virtual_functions) == rule.vfs:
         return None
     if function.address in held:

@@ -158,6 +158,14 @@ def test_a_vf_that_a_claim_holds_is_in_use(with_two_vfs: Inventory) -> None:
     assert "a claim holds it" in found.refusals[0].reason
 
 
+def test_a_whole_port_that_a_claim_holds_is_not_touched(with_two_vfs: Inventory) -> None:
+    found = planned(
+        with_two_vfs, rules({"select": {"address": RAILS[0]}, "vfs": 2, "mtu": 9000}), held={RAILS[0]}
+    )
+    assert found.changes == ()
+    assert "a claim holds the whole port" in found.refusals[0].reason
+
+
 def test_the_nodes_own_way_out_is_never_touched(bare: Inventory) -> None:
     found = planned(bare, RAILS_GET_FOUR, uplinks={RAILS[0]})
     assert RAILS[0] not in {one.address for one in found.changes}
