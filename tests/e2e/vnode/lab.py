@@ -17,9 +17,16 @@ from harness.shell import HarnessError, run
 from harness.vnode_channel import Channel
 from harness.vnode_images import TOOLS_IMAGE
 from harness.vnode_join import NODE, Joined
-from harness.vnode_machine import Switch, switches
+from harness.vnode_machine import Settings, Switch, switches
 from railmate_api.attributes import DRIVER_NAME
 
+#: The class of what a GPU (or, as here, the GPUs that share a NIC) and the VF beside it are offered as.
+GPU_AND_VF = "gpu-rdma-group.railmate.dev"
+#: The fourth NIC has a rule, of which it lacks only the MTU when the driver starts; see test_provisioning.
+PROVISIONED = "rail3"
+PROVISIONING: dict[str, Any] = {
+    "rules": [{"select": {"name": PROVISIONED}, "vfs": Settings().vfs, "mtu": 3000}]
+}
 #: Seconds for what takes a few on hardware: everything in the node is emulated, on a machine that may be busy.
 PATIENCE = 300
 #: Of links: numbers that the kernel gives anew, and times.
@@ -49,15 +56,21 @@ class VnodeLab:
     @cached_property
     def devices(self) -> dict[str, dict[str, Any]]:
         """What the node publishes: device name to attributes (plain values), all with their domain."""
-        found = {}
-        for item in json.loads(self.kubectl("get", "resourceslices", "-o", "json"))["items"]:
-            if item["spec"].get("nodeName") == NODE:
-                for device in item["spec"].get("devices") or []:
-                    found[device["name"]] = {
-                        name if "/" in name else f"{DRIVER_NAME}/{name}": next(iter(value.values()))
-                        for name, value in device["attributes"].items()
-                    }
-        return found
+        return {
+            device["name"]: {
+                name if "/" in name else f"{DRIVER_NAME}/{name}": next(iter(value.values()))
+                for name, value in device["attributes"].items()
+            }
+            for device in self.published()
+        }
+
+    def published(self) -> list[dict[str, Any]]:
+        """The devices of the node's slices as they are now, in the order of their names."""
+        items = json.loads(self.kubectl("get", "resourceslices", "-o", "json"))["items"]
+        specs = [item["spec"] for item in items if item["spec"].get("nodeName") == NODE]
+        return sorted(
+            (one for spec in specs for one in spec.get("devices") or []), key=lambda one: one["name"]
+        )
 
     def of_kind(self, kind: str) -> dict[str, dict[str, Any]]:
         return {name: values for name, values in self.devices.items() if values["railmate.dev/kind"] == kind}
@@ -87,14 +100,20 @@ class VnodeLab:
         rdma = json.loads(self.guest.run("rdma", "-j", "dev", "show"))
         rdma_links = json.loads(self.guest.run("rdma", "-j", "link", "show"))
         files = f"ls -d {PLUGIN_DIR}/claims/* {PLUGIN_DIR}/attached/* /run/cdi/* 2> /dev/null"
-        offloads = 'for d in /sys/class/net/rail*; do echo "${d##*/} $(ethtool -k ${d##*/} | md5sum)"; done'
+        # per netdev its offloads and rings
+        ethtool = "cd /sys/class/net; for d in rail*; do for what in k g; do ethtool -$what $d; done; done"
         return flatten({
             "link": {link["ifname"]: link for link in links},
             "rdma": {one["ifname"]: one for one in rdma},
             "rdma-link": {f"{one['ifname']}/{one['port']}": one for one in rdma_links},
-            "offloads": self.guest.run("sh", "-c", offloads).splitlines(),
+            "ethtool": paragraphs(self.guest.run("sh", "-c", ethtool)),
             "files": self.guest.execute(["sh", "-c", files]).stdout.decode().split(),
         })  # fmt: skip
+
+    def kept_of_vfs(self, physical: str) -> list[dict[str, Any]]:
+        """What a physical function keeps of its VFs, as ``ip link`` tells it."""
+        (link,) = json.loads(self.guest.run("ip", "-j", "-d", "link", "show", physical))
+        return list(link["vfinfo_list"])
 
     def await_state(self, before: dict[str, Any]) -> None:
         """Every field is what it was. Fails with the fields that differ."""
@@ -134,6 +153,18 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, one in items:
         found.update(flatten(one, f"{path}.{key}" if path else key))
+    return found
+
+
+def paragraphs(text: str) -> dict[str, list[str]]:
+    """Of ethtool's answers, each one's first line and the others."""
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.rstrip(":").rpartition(" ")[2].startswith("rail"):
+            lines = found.setdefault(line, [])
+        else:
+            lines.append(line)
     return found
 
 
@@ -209,9 +240,9 @@ def pod(name: str, *templates: str, root: bool = False) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
-def group_template(name: str, switch: Switch, count: int = 1, **config: Any) -> dict[str, Any]:
-    """A claim template for groups (two GPUs and the VF that is theirs) below a switch; ``config``: of RdmaVfConfig."""
-    return _template(name, "gpu-rdma-group.railmate.dev", switch, count, config)
+def gpu_and_vf_template(name: str, switch: Switch, count: int = 1, **config: Any) -> dict[str, Any]:
+    """A claim template for GPUs with the VF that is theirs, below a switch; ``config``: of RdmaVfConfig."""
+    return _template(name, GPU_AND_VF, switch, count, config)
 
 
 def vf_template(name: str, switch: Switch, count: int = 1, **config: Any) -> dict[str, Any]:
