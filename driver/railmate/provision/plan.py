@@ -52,6 +52,8 @@ def plan(
         if rule is None:
             continue
         present = len(function.virtual_functions)
+        if function.address in held and present == rule.vfs:
+            continue  # it is as a pod uses it, and its number of VFs as wanted: the rest waits for the pod's end
         reason = _refused(inventory, function, rule, uplinks, held)
         if reason is not None:
             refusals.append(Refusal(nic.address, reason))
@@ -105,13 +107,12 @@ def _refused(
         )
     if function.driver is None:
         return "it has no driver; bind one, then restart railmate's pod on this node"
-    if function.address in held:
-        return "a claim holds the whole port. Free it (drain the node), then restart railmate's pod there"
     if len(function.virtual_functions) == rule.vfs:
         return None
     if function.address in held:
         return (
-            "a claim holds it, or a share of it. Free it (drain the node), then restart railmate's pod there"
+            "a claim holds the whole port, or a share of it. Free it (drain the node), then restart railmate's pod "
+            "there"
         )
     for address in function.virtual_functions:
         one = inventory.functions.get(address)
