@@ -181,10 +181,11 @@ def test_pod_sees_its_gpu_lost_and_new_pods_get_others(
     gpu, _, _ = halves(lab, device)
     silicon.fall_off(gpu)
     assert f"GPU {gpu}" in shown(workspace, "first", "Unhealthy")
-    assert eventually(lambda: taints(lab), "GPU and pair are tainted") == {
+    assert eventually(lambda: taints(lab), "GPU, pair and node are tainted") == {
         name: "gpu-lost"
         for name, facts in lab.devices.items()
-        if gpu in (facts["resource.kubernetes.io/pciBusID"], facts.get("railmate.dev/gpuPciBusID"))
+        if facts["railmate.dev/kind"] == "node"
+        or gpu in (facts["resource.kubernetes.io/pciBusID"], facts.get("railmate.dev/gpuPciBusID"))
     }
 
     workspace.delete_pod("first")

@@ -22,7 +22,7 @@ def test_it_prints_slices_bytes_and_devices(capsys: pytest.CaptureFixture[str]) 
     assert main(["slices"]) == 0
     rows = {line[:34].strip(): line[34:].split(maxsplit=2) for line in capsys.readouterr().out.splitlines()}
     slices, size, devices = rows[module._LIMITED]
-    assert (slices, devices) == ("2", "8 pair, 8 gpu, 24 rdma-vf")
+    assert (slices, devices) == ("2", "8 pair, 1 node, 8 gpu, 24 rdma-vf")
     assert int(rows["few"][1]) < int(size) <= module.LIMIT_BYTES
 
 

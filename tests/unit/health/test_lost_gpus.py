@@ -214,7 +214,7 @@ def test_lost_gpu_taints_itself_and_its_pair_at_once_and_not_for_ever(
         with running(watched):
             driver.says(LOST)
             wanted = {device.name: "gpu-lost" for device in tree.offer.devices if FIRST in device.gpus}
-            assert len(wanted) == 2
+            assert len(wanted) == 3, "the GPU, its pair and the whole node"
             assert told.get(timeout=PATIENCE) == wanted
             (device, *_) = [one for one in monitor.devices() if one.name in wanted]
             assert device.health is Health.UNHEALTHY

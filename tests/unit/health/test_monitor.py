@@ -72,7 +72,7 @@ def test_dead_gpu_taints_itself_and_its_pair(tree: Tree, clock: Clock) -> None:
     one = monitor(tree, clock=clock)
     one.look()
     wanted = {device.name: "gpu-lost" for device in tree.offer.devices if tree.gpu in device.gpus}
-    assert len(wanted) == 2
+    assert len(wanted) == 3, "the GPU, its pair and the whole node"
     assert one.taints == wanted
     assert tree.gpu in by_name(one)[tree.pair.name].message
 
@@ -182,7 +182,7 @@ def test_changes_are_logged_once(tree: Tree, clock: Clock, caplog: pytest.LogCap
     tree.lose(tree.gpu)
     for _ in range(3):
         one.look()
-    assert len([m for m in caplog.messages if "is unhealthy" in m]) == 2  # the GPU and its pair
+    assert len([m for m in caplog.messages if "is unhealthy" in m]) == 3  # the GPU, its pair, the node
 
 
 def test_running_monitor_looks_when_told(tree: Tree) -> None:
