@@ -25,20 +25,30 @@ def test_the_gpus_are_what_their_kernel_driver_says(vlab: VnodeLab) -> None:
     assert len({one["railmate.dev/uuid"] for one in gpus}) == 8
 
 
-def test_every_vf_is_published_in_a_group_or_alone_with_its_switch_and_numa_node(vlab: VnodeLab) -> None:
+def test_every_vf_is_published_in_a_pair_or_alone_with_its_switch_and_numa_node(vlab: VnodeLab) -> None:
     alone = {one[ADDRESS]: (one[SWITCH], one[NUMA]) for one in vlab.of_kind("rdma-vf").values()}
-    grouped = {one[NIC]: (one[SWITCH], one[NUMA]) for one in vlab.of_kind("group").values()}
-    assert grouped | alone == {
+    paired = {one[NIC]: (one[SWITCH], one[NUMA]) for one in vlab.of_kind("pair").values()}
+    assert paired | alone == {
         switch.vf(index): (switch.address, switch.numa_node)
         for switch in vlab.switches
         for index in range(Settings().vfs)
     }
-    assert len(grouped) == 4
-    assert not grouped.keys() & alone.keys()
+    assert len(paired) == 8
+    assert not paired.keys() & alone.keys()
 
 
-def test_the_two_gpus_of_a_switch_are_offered_with_a_vf_of_its_nic(vlab: VnodeLab) -> None:
-    """Four NICs for eight GPUs: the unit is two GPUs and the NIC that is theirs."""
+def test_each_gpu_has_a_vf_of_its_own_below_its_switch(vlab: VnodeLab) -> None:
+    pairs = list(vlab.of_kind("pair").values())
+    assert {one["railmate.dev/distance"] for one in pairs} == {"PIX"}
+    assert {one[GPU]: (one[SWITCH], one[NIC]) for one in pairs} == {
+        gpu: (switch.address, switch.vf(index))
+        for switch in vlab.switches
+        for index, gpu in enumerate(switch.gpus)
+    }
+
+
+def test_the_two_gpus_of_a_switch_are_offered_together_with_a_vf_of_its_nic(vlab: VnodeLab) -> None:
+    """Four NICs for eight GPUs: a group is two GPUs and the NIC that is theirs."""
     groups = list(vlab.of_kind("group").values())
     assert {one["railmate.dev/distance"] for one in groups} == {"PIX"}
     assert {one["railmate.dev/topologySource"] for one in groups} == {"sysfs"}
