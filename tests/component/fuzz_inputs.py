@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from railmate_api.attributes import CONFIG_API_VERSION, CONFIG_KIND_RDMA_VF
-from railmate_api.config import RdmaVfConfig
+from railmate_api.config import KINDS
 from railmate_api.fields import Group, Items, Table, Type, problems
 from railmate_api.fields import settings as declared
 from unit.claims.claims_world import uid
@@ -34,6 +34,7 @@ _SAMPLES: Sequence[Any] = (
     "10.0.0.0/8",
     "802.1Q",
     "auto",
+    "bridge",
 )
 
 #: What is no record of anything; the second and third are nested too deep for a parser.
@@ -52,9 +53,9 @@ def fuzz(examples: int) -> Callable[[Any], Any]:
     return lambda test: settled(given(seed=st.integers(0, 2**63))(test))
 
 
-def whole_config() -> dict[str, Any]:
+def whole_config(kind: str = CONFIG_KIND_RDMA_VF) -> dict[str, Any]:
     """A config with every field there is, so that a new one is fuzzed without anybody's doing."""
-    return {"apiVersion": CONFIG_API_VERSION, "kind": CONFIG_KIND_RDMA_VF, **_sample(Group(RdmaVfConfig))}
+    return {"apiVersion": CONFIG_API_VERSION, "kind": kind, **_sample(Group(KINDS[kind]))}
 
 
 def _sample(type_: Type) -> Any:

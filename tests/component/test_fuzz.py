@@ -43,7 +43,7 @@ from railmate.errors import RailmateError
 from railmate.kube.errors import ApiError
 from railmate.kubelet.server import KubeletServer, probe
 from railmate.kubelet.sockets import sockets
-from railmate_api.config import ConfigError, decode, merge
+from railmate_api.config import KINDS, ConfigError, decode, merge
 from railmate_api.proto import dra_v1_pb2, dra_v1beta1_pb2
 from unit.claims.claims_world import (
     BOOT,
@@ -55,6 +55,7 @@ from unit.claims.claims_world import (
     config,
     ref,
     sandbox,
+    share,
     uid,
     view,
 )
@@ -129,6 +130,7 @@ class Tracebacks(logging.Handler):
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(verbs, "snapshot", _snapshot)
+    monkeypatch.setattr(verbs, "with_port", lambda nic, netdev: nic)
     monkeypatch.setattr(attachments, "attach_all", _attach_all)
     monkeypatch.setattr(attachments, "return_all", _return_all)
     monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])
@@ -265,7 +267,7 @@ def test_no_claim_stops_the_driver(node: Node, seed: int) -> None:
     configs = [config("FromClass"), config(interfaceName="rail", requests=["main"])]
     if chance.random() < 0.5:
         configs[0]["opaque"]["parameters"] = whole_config()
-    whole = claim(1, "wide", "vf-2", configs=configs, template="devices")
+    whole = claim(1, "wide", "vf-2", share(1), configs=configs, template="devices")
     whole["status"]["allocation"]["devices"]["results"][1]["request"] = "other/sub"
     for _ in range(_EACH):
         node.api.claims = {"claim-1": mutated(whole, chance)}
@@ -281,7 +283,7 @@ def test_no_claim_stops_the_driver(node: Node, seed: int) -> None:
 @fuzz(500)
 def test_no_config_stops_the_driver(seed: int) -> None:
     chance = random.Random(seed)
-    whole = whole_config()
+    whole = whole_config(chance.choice(list(KINDS)))
     decode(whole)
     for _ in range(_EACH):
         value = mutated(whole, chance)
@@ -296,7 +298,7 @@ def test_no_config_stops_the_driver(seed: int) -> None:
         assert found.mtu is None or 68 <= found.mtu <= 65535
         name = found.interface_name
         assert name is None or (isinstance(name, str) and 0 < len(name) < 16 and "/" not in name)
-        assert merge([found, found]) == found
+        assert merge([found, found], type(found)) == found
 
 
 # --- the kubelet
