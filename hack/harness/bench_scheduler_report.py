@@ -10,8 +10,8 @@ from typing import Any
 #: Eight pairs of 1 000 nodes: pods a second as pair devices, over those as constraints in the same round.
 LEAST_RATIO, RATIO_NODES = 4.0, 1000
 #: Seconds that infeasible pods may delay others at the 99th percentile, where pods ask for CPU in proportion to GPUs.
-#: On a machine that is busy with other work everything is slow: then as many times what the others take alone.
-MOST_DELAY, MOST_TIMES = 0.5, 5.0
+#: That is twenty times what these take alone on a quiet machine; on a busy one all of it is slower alike.
+MOST_DELAY, MOST_TIMES = 0.5, 20.0
 #: Of what an attempt for eight pairs takes where each node has seven, how much one for a whole node may take.
 MOST_SHARE = 0.5
 
@@ -39,7 +39,7 @@ def delay(one: Mapping[str, Any]) -> float:
 
 
 def most_delay(one: Mapping[str, Any]) -> float:
-    """Seconds by which it may grow. On a quiet machine the others alone take some 30 ms."""
+    """Seconds by which the 99th percentile may grow."""
     return max(MOST_DELAY, MOST_TIMES * percentile(one["beforeMs"], 0.99) / 1000)
 
 
