@@ -24,9 +24,15 @@ from harness.vnode_packages import guest_tree
 
 PAUSE_IMAGE = "railmate.local/pause:1"
 BUSYBOX_IMAGE = "busybox:stable"  # what the manifests of the examples name
-#: busybox, and beside it what looks at RDMA devices and measures them.
+#: busybox, and beside it what looks at NICs and RDMA devices and measures them.
 TOOLS_IMAGE = "railmate.local/rdma-tools:1"
-_TOOLS = ("ib_write_bw", "ibv_devices", "ibv_devinfo", "ibv_rc_pingpong", "ip", "rdma")
+_TOOLS = (
+    *(
+        f"/usr/bin/{name}"
+        for name in ("ib_write_bw", "ibv_devices", "ibv_devinfo", "ibv_rc_pingpong", "ip", "rdma")
+    ),
+    "/usr/sbin/ethtool",
+)
 PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr", "crictl", "runc", "kubelet")
 _DISK_SIZE = "6G"  # sparse
 _START_SECONDS = 30
@@ -94,7 +100,7 @@ def _busybox(root: Path, guest: Path) -> Path:
 def _tools(guest: Path) -> dict[str, Path]:
     """Programs of the node's own tree with their libraries, and the drivers that libibverbs loads at run time."""
     providers = guest / "usr/lib/x86_64-linux-gnu/libibverbs"
-    paths = [f"/usr/bin/{name}" for name in _TOOLS]
+    paths = [*_TOOLS]
     paths += [f"/usr/lib/x86_64-linux-gnu/libibverbs/{path.name}" for path in providers.glob("librxe-*")]
     layer = {
         f"/etc/libibverbs.d/{path.name}": path for path in (guest / "etc/libibverbs.d").glob("rxe.driver")

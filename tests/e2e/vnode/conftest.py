@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
-from e2e.vnode.lab import VnodeLab
+from e2e.vnode.lab import PROVISIONING, VnodeLab
 from harness.vnode import VirtualNode, lasting_directory
 from harness.vnode_join import join, leave
 from harness.vnode_packages import UnavailableError
@@ -34,4 +35,6 @@ def virtual_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualNo
 
 @pytest.fixture(scope="package")  # it ends with the last test here, not with the run
 def vlab(virtual_node: VirtualNode) -> VnodeLab:
-    return VnodeLab(join(virtual_node, tied=virtual_node.directory != lasting_directory()))
+    tied = virtual_node.directory != lasting_directory()
+    values = ("--set-json", f"provisioning={json.dumps(PROVISIONING)}")
+    return VnodeLab(join(virtual_node, tied=tied, driver_values=values))

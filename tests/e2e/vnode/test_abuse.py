@@ -1,103 +1,110 @@
-"""Pods that end badly or treat their VFs badly, all at once on four switches: afterwards the node is as it was.
-
-Long: it has not passed yet. Its pods start and end cleanly, in half a minute each on a quiet machine, and on a busy one
-in more than six; its first test failed because the physical function refuses a new MAC to a VF that is not trusted, and
-what follows it has not run since.
-"""
+"""Pods that treat their VFs badly or end badly: afterwards the node is as it was."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from e2e.lab import eventually
-from e2e.vnode.lab import PATIENCE, VnodeLab, VnodeWorkspace, group_template, pod, vf_template
-
-pytestmark = pytest.mark.long
-
-_CRICTL = "crictl -r unix:///run/containerd/containerd.sock"
+from e2e.lab import PLUGIN_DIR
+from e2e.vnode.lab import PATIENCE, VnodeLab, VnodeWorkspace, gpu_and_vf_template, pod, vf_template
 
 
 @dataclass(frozen=True)
-class Pods:
+class OnePod:
+    """A pod with all four VFs of a NIC, from two claims, and the node's state before there was any."""
+
     workspace: VnodeWorkspace
     before: dict[str, Any]
 
-    def interfaces(self, name: str) -> list[str]:
+    def interfaces(self) -> list[str]:
         """Names of the pod's interfaces but for its own two, sorted."""
-        return sorted(set(self.workspace.in_pod(name, "ls /sys/class/net").split()) - {"lo", "eth0"})
+        return sorted(set(self.workspace.in_pod("four", "ls /sys/class/net").split()) - {"lo", "eth0"})
 
 
 @pytest.fixture(scope="module")
-def pods(vlab: VnodeLab) -> Iterator[Pods]:
+def four(vlab: VnodeLab) -> Iterator[OnePod]:
     before = vlab.state()
-    first, second, third, fourth = vlab.switches
+    switch = vlab.switches[1]
     with vlab.workspace() as workspace:
         workspace.apply(
-            group_template("changed", first, interfaceName="rail", trust=True),
-            pod("changed", "changed", root=True),
-            group_template("killed", second, interfaceName="rail"),
-            pod("killed", "killed"),
-            group_template("group", third, interfaceName="group"),
-            vf_template("vfs", third, count=3, interfaceName="lone"),
-            pod("four", "group", "vfs"),
-            group_template("forced", fourth, interfaceName="rail"),
-            pod("forced", "forced"),
+            gpu_and_vf_template("with-gpus", switch, interfaceName="first"),
+            vf_template("lone", switch, count=3, interfaceName="lone", trust=True),
+            pod("four", "with-gpus", "lone", root=True),
         )
-        workspace.kubectl("wait", "--for=jsonpath={.spec.nodeName}", "pod/forced", f"--timeout={PATIENCE}s")
-        workspace.kubectl("delete", "pod", "forced", "--force", "--grace-period=0")  # while it starts
-        workspace.await_ready("changed", "killed", "four")
-        yield Pods(workspace, before)
+        workspace.await_ready("four")
+        yield OnePod(workspace, before)
 
 
-def test_a_pod_may_rename_its_interface_and_change_mtu_and_mac(pods: Pods) -> None:
-    commands = (
-        "ip link set rail down",
-        "ip link set rail name mine",
-        "ip link set mine mtu 1400 address 02:00:00:00:00:77",
-        "ip link set mine up",
-        "ip address add 10.66.0.1/24 dev mine",
+def test_four_vfs_of_one_nic_come_into_one_pod_from_two_claims(four: OnePod, vlab: VnodeLab) -> None:
+    names = ["first", "lone", "lone1", "lone2"]
+    assert four.interfaces() == names
+    listing = four.workspace.in_pod(
+        "four", f"for i in {' '.join(names)}; do readlink /sys/class/net/$i/device; done"
     )
-    status, output = pods.workspace.tries("changed", " && ".join(commands))
-    assert status == 0, output
-    assert pods.interfaces("changed") == ["mine"]
+    functions = {line.rpartition("/")[2] for line in listing.split()}
+    assert functions == {vlab.switches[1].vf(index) for index in range(4)}
 
 
-def test_four_vfs_of_one_nic_come_into_one_pod_from_two_claims(pods: Pods, vlab: VnodeLab) -> None:
-    assert pods.interfaces("four") == ["group", "lone", "lone1", "lone2"]
-    nic = vlab.switches[2].nic[:8]
-    listing = pods.workspace.in_pod(
-        "four", "for i in group lone lone1 lone2; do readlink /sys/class/net/$i/device; done"
+def test_the_pod_may_change_name_mtu_and_mac_and_join_a_vlan(four: OnePod, vlab: VnodeLab) -> None:
+    """It may since its VF is trusted; the physical function notices the MAC."""
+    four.workspace.in_pod(
+        "four",
+        "set -e; ip link set lone down; ip link set lone name mine; "
+        "ip link set mine mtu 1400 address 02:00:00:00:00:77; ip link set mine up; "
+        "ip link add link mine name mine.5 type vlan id 5; ip link set mine.5 up; "
+        "ip address add 10.66.5.1/24 dev mine.5",
     )
-    functions = [line.rpartition("/")[2] for line in listing.split()]
-    assert len(set(functions)) == 4
-    assert all(function.startswith(nic) for function in functions)
+    assert four.interfaces() == ["first", "lone1", "lone2", "mine", "mine.5"]
+    assert "02:00:00:00:00:77" in {one["address"] for one in vlab.kept_of_vfs("rail1")}
 
 
-def test_a_pod_whose_sandbox_is_killed_gets_its_vf_again(pods: Pods, vlab: VnodeLab) -> None:
-    def sandbox() -> str:
-        return vlab.guest.run("sh", "-c", f"{_CRICTL} pods --name killed --state ready -q").strip()
+def test_what_the_pod_changed_is_as_it_was_when_it_has_ended(four: OnePod, vlab: VnodeLab) -> None:
+    """The last test with this pod: it deletes it."""
+    assert vlab.state() != four.before
+    four.workspace.delete_pods()
+    vlab.await_state(four.before)
 
-    old = sandbox()
-    pause = "{{.info.pid}}"
-    pid = vlab.guest.run("sh", "-c", f"{_CRICTL} inspectp -o go-template --template '{pause}' {old}").strip()
-    vlab.guest.run("kill", "-KILL", pid)
-    eventually(lambda: sandbox() not in ("", old), "a new sandbox", seconds=PATIENCE)
-    eventually(
-        lambda: (
-            pods.workspace.get("pod", "killed")["status"]["containerStatuses"][0]["ready"]
-            and pods.workspace.get("pod", "killed")["status"]["containerStatuses"][0]["restartCount"] > 0
-        ),
-        "its container runs again",
-        seconds=PATIENCE,
+
+def test_a_pod_deleted_by_force_while_its_vf_is_attached_leaves_nothing(vlab: VnodeLab) -> None:
+    before = vlab.state()
+    with vlab.workspace() as workspace:
+        forced = (gpu_and_vf_template("forced", vlab.switches[1]), pod("forced", "forced"))
+        with attach_held(vlab, workspace, *forced):
+            workspace.kubectl("delete", "pod", "forced", "--force", "--grace-period=0", "--wait=false")
+        vlab.await_state(before)
+
+
+@contextmanager
+def attach_held(vlab: VnodeLab, workspace: VnodeWorkspace, *objects: dict[str, Any]) -> Iterator[None]:
+    """Applies a pod. Within, its claim is prepared, its pause process runs, and the runtime's call to attach its VF
+    waits for the ledger's lock."""
+    lock, held, released = (
+        f"{PLUGIN_DIR}/serialize.lock",
+        "/run/vnode-test-held",
+        "/run/vnode-test-released",
     )
-    assert pods.interfaces("killed") == ["rail"]
-
-
-def test_after_all_of_it_the_node_is_as_it_was_field_by_field(pods: Pods, vlab: VnodeLab) -> None:
-    """The last test of this module: it deletes the pods. One had been deleted by force while it started."""
-    pods.workspace.delete_pods()
-    vlab.await_state(pods.before)
+    hold = (
+        f"rm -f {held} {released}; until ls {PLUGIN_DIR}/claims/*.json > /dev/null 2>&1; do sleep 0.1; done; "
+        f"exec flock {lock} sh -c 'touch {held}; until [ -e {released} ]; do sleep 0.2; done'"
+    )
+    others = vlab.guest.run("sh", "-c", "pgrep -x -c pause || true").strip()
+    waited_for = (
+        f"until [ -e {held} ] && [ $(pgrep -x -c pause) -gt {others} ]; do sleep 0.3; done; "
+        f"inode=$(stat -c %i {lock}); "
+        'until grep -q -- "-> FLOCK .*:$inode " /proc/locks; do sleep 0.3; done'  # proc_locks(5)
+    )
+    holder = threading.Thread(target=lambda: vlab.guest.run("sh", "-c", hold, timeout=2 * PATIENCE))
+    holder.start()
+    try:
+        workspace.apply(*objects)
+        vlab.guest.run("sh", "-c", waited_for, timeout=PATIENCE)
+        yield
+    finally:
+        vlab.guest.run("touch", released)
+        holder.join(PATIENCE)
+    assert not holder.is_alive()
