@@ -36,7 +36,8 @@ class Provisioner:
         whole = plan(inventory, topology.roles, self._wanted, uplinks, held)
         tried, self._tried = self._tried, {}
         changed = False
-        for one in (*whole.changes, *whole.refusals):
+        facts: list[PfChange | Refusal] = [*whole.changes, *whole.refusals]
+        for one in facts:
             self._tried[one.address] = one
             if tried.get(one.address) == one:
                 continue

@@ -89,14 +89,14 @@ def attach_held(vlab: VnodeLab, workspace: VnodeWorkspace, *objects: dict[str, A
         "/run/vnode-test-released",
     )
     hold = (
-        f"rm -f {held} {released}; until ls {PLUGIN_DIR}/claims/*.json > /dev/null 2>&1; do sleep 0.1; done; "
+        f"rm -f {held} {released}; until ls {PLUGIN_DIR}/claims/*.json > /dev/null 2>&1; do sleep 0.3; done; "
         f"exec flock {lock} sh -c 'touch {held}; until [ -e {released} ]; do sleep 0.2; done'"
     )
     others = vlab.guest.run("sh", "-c", "pgrep -x -c pause || true").strip()
     waited_for = (
-        f"until [ -e {held} ] && [ $(pgrep -x -c pause) -gt {others} ]; do sleep 0.3; done; "
+        f"until [ -e {held} ] && [ $(pgrep -x -c pause) -gt {others} ]; do sleep 1; done; "
         f"inode=$(stat -c %i {lock}); "
-        'until grep -q -- "-> FLOCK .*:$inode " /proc/locks; do sleep 0.3; done'  # proc_locks(5)
+        'until grep -q -- "-> FLOCK .*:$inode " /proc/locks; do sleep 1; done'  # proc_locks(5)
     )
     holder = threading.Thread(target=lambda: vlab.guest.run("sh", "-c", hold, timeout=2 * PATIENCE))
     holder.start()
