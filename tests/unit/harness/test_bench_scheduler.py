@@ -189,16 +189,15 @@ def test_limits_that_are_not_kept_are_said() -> None:
     late["waiting"]["pairs+proportional"]["oneShort"]["duringMs"] = [10.0] * 90 + [float("inf")] * 10
     assert delay(late["waiting"]["pairs+proportional"]["oneShort"]) == float("inf")
     assert failures(late) == [
-        "pairs+proportional, oneShort: infeasible pods delay others by inf s, not 0.50 at most"
+        "pairs+proportional, oneShort: infeasible pods delay others by inf s, not 0.5 at most"
     ]
 
-    busy = results()
-    one = busy["waiting"]["pairs+proportional"]["oneShort"]
-    one["beforeMs"], one["duringMs"] = [1000.0] * 100, [20900.0] * 100
-    assert failures(busy) == [], "on a busy machine everything is slow"
-    one["duringMs"] = [21100.0] * 100
-    assert failures(busy) == [
-        "pairs+proportional, oneShort: infeasible pods delay others by 20.10 s, not 20.00 at most"
+    one = late["waiting"]["pairs+proportional"]["oneShort"]
+    one["beforeMs"], one["duringMs"] = [100.0] * 100, [590.0] * 100
+    assert failures(late) == []
+    one["duringMs"] = [610.0] * 100
+    assert failures(late) == [
+        "pairs+proportional, oneShort: infeasible pods delay others by 0.51 s, not 0.5 at most"
     ]
 
     dear = results()
