@@ -13,7 +13,7 @@ from railmate.publish.controller import SliceController
 from railmate.publish.model import Offer
 from railmate.publish.slices import keep_taint_times, resource_slices
 from railmate.publish.writes import dropped_fields
-from railmate_api.attributes import CLASS_PAIR
+from railmate_api.attributes import CLASS_PAIR, KIND_PAIR
 
 Offers = Callable[..., Offer]
 
@@ -72,7 +72,7 @@ def test_scheduler_passes_over_a_tainted_pair_and_takes_it_when_it_is_well(
     cluster: Cluster, offers: Offers
 ) -> None:
     node, offer = cluster.node("health-skip"), offers()
-    pairs = [device.name for device in offer.devices if device.gpus and device.nics]
+    pairs = [device.name for device in offer.devices if device.kind == KIND_PAIR]
     cluster.publish(node, offer)
     write(cluster, node, offer, {pairs[0]: "nic-link-down"})
     cluster.pod("health-one", node, cluster.claim("health-one", request("pair", CLASS_PAIR)))
@@ -87,7 +87,7 @@ def test_scheduler_passes_over_a_tainted_pair_and_takes_it_when_it_is_well(
 
 def test_pod_that_needs_the_tainted_pair_waits_until_it_is_well(cluster: Cluster, offers: Offers) -> None:
     node, offer = cluster.node("health-wait"), offers()
-    pairs = [device.name for device in offer.devices if device.gpus and device.nics]
+    pairs = [device.name for device in offer.devices if device.kind == KIND_PAIR]
     cluster.publish(node, offer)
     write(cluster, node, offer, {pairs[3]: "gpu-lost"})
     cluster.pod(

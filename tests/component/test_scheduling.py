@@ -211,7 +211,7 @@ def test_switch_is_not_joined_across_two_switches(cluster: Cluster, node: str) -
 def test_gpus_that_share_a_nic_go_out_in_pairs_or_as_their_group_and_never_both(cluster: Cluster) -> None:
     """Eight GPUs and four NICs with VFs: each GPU has a VF of its own."""
     offer = four_nics(vfs=4).offer
-    node = cluster.node("four-nics")
+    node = cluster.node("scheduling-four-nics")  # other files have machines of this kind
     cluster.publish(node, offer)
     group = next(one for one in offer.devices if one.kind == names.KIND_GROUP)
     (pair,) = take(cluster, node, "pair", request("pair", PAIR))

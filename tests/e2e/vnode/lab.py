@@ -20,8 +20,6 @@ from harness.vnode_join import NODE, Joined
 from harness.vnode_machine import Settings, Switch, switches
 from railmate_api.attributes import DRIVER_NAME
 
-#: The class of what a GPU (or, as here, the GPUs that share a NIC) and the VF beside it are offered as.
-GPU_AND_VF = "gpu-rdma-group.railmate.dev"
 #: The fourth NIC has a rule, of which it lacks only the MTU when the driver starts; see test_provisioning.
 PROVISIONED = "rail3"
 PROVISIONING: dict[str, Any] = {
@@ -240,9 +238,9 @@ def pod(name: str, *templates: str, root: bool = False) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
-def gpu_and_vf_template(name: str, switch: Switch, count: int = 1, **config: Any) -> dict[str, Any]:
-    """A claim template for GPUs with the VF that is theirs, below a switch; ``config``: of RdmaVfConfig."""
-    return _template(name, GPU_AND_VF, switch, count, config)
+def pair_template(name: str, switch: Switch, count: int = 1, **config: Any) -> dict[str, Any]:
+    """A claim template for pairs below a switch; ``config``: of RdmaVfConfig."""
+    return _template(name, "gpu-rdma-pair.railmate.dev", switch, count, config)
 
 
 def vf_template(name: str, switch: Switch, count: int = 1, **config: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from e2e.lab import PLUGIN_DIR
-from e2e.vnode.lab import PATIENCE, VnodeLab, VnodeWorkspace, gpu_and_vf_template, pod, vf_template
+from e2e.vnode.lab import PATIENCE, VnodeLab, VnodeWorkspace, pair_template, pod, vf_template
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ def four(vlab: VnodeLab) -> Iterator[OnePod]:
     switch = vlab.switches[1]
     with vlab.workspace() as workspace:
         workspace.apply(
-            gpu_and_vf_template("with-gpus", switch, interfaceName="first"),
-            vf_template("lone", switch, count=3, interfaceName="lone", trust=True),
-            pod("four", "with-gpus", "lone", root=True),
+            pair_template("pairs", switch, count=2, interfaceName="first"),
+            vf_template("lone", switch, count=2, interfaceName="lone", trust=True),
+            pod("four", "pairs", "lone", root=True),
         )
         workspace.await_ready("four")
         yield OnePod(workspace, before)
 
 
 def test_four_vfs_of_one_nic_come_into_one_pod_from_two_claims(four: OnePod, vlab: VnodeLab) -> None:
-    names = ["first", "lone", "lone1", "lone2"]
+    names = ["first", "first1", "lone", "lone1"]
     assert four.interfaces() == names
     listing = four.workspace.in_pod(
         "four", f"for i in {' '.join(names)}; do readlink /sys/class/net/$i/device; done"
@@ -59,7 +59,7 @@ def test_the_pod_may_change_name_mtu_and_mac_and_join_a_vlan(four: OnePod, vlab:
         "ip link add link mine name mine.5 type vlan id 5; ip link set mine.5 up; "
         "ip address add 10.66.5.1/24 dev mine.5",
     )
-    assert four.interfaces() == ["first", "lone1", "lone2", "mine", "mine.5"]
+    assert four.interfaces() == ["first", "first1", "lone1", "mine", "mine.5"]
     assert "02:00:00:00:00:77" in {one["address"] for one in vlab.kept_of_vfs("rail1")}
 
 
@@ -73,7 +73,7 @@ def test_what_the_pod_changed_is_as_it_was_when_it_has_ended(four: OnePod, vlab:
 def test_a_pod_deleted_by_force_while_its_vf_is_attached_leaves_nothing(vlab: VnodeLab) -> None:
     before = vlab.state()
     with vlab.workspace() as workspace:
-        forced = (gpu_and_vf_template("forced", vlab.switches[1]), pod("forced", "forced"))
+        forced = (pair_template("forced", vlab.switches[1]), pod("forced", "forced"))
         with attach_held(vlab, workspace, *forced):
             workspace.kubectl("delete", "pod", "forced", "--force", "--grace-period=0", "--wait=false")
         vlab.await_state(before)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e.vnode.lab import VnodeLab, VnodeWorkspace, gpu_and_vf_template, pod
+from e2e.vnode.lab import VnodeLab, VnodeWorkspace, pair_template, pod
 
 NIC, PF = "railmate.dev/nicPciBusID", "railmate.dev/pfPciBusID"
 ADDRESSES = {"first": "192.168.77.1", "second": "192.168.77.2"}
@@ -35,9 +35,7 @@ def two(vlab: VnodeLab) -> Iterator[TwoPods]:
     before = vlab.state()
     with vlab.workspace() as workspace:
         for name, switch in zip(_PODS, (vlab.switches[0], vlab.switches[2]), strict=True):
-            template = gpu_and_vf_template(
-                name, switch, interfaceName="rail", addresses=[f"{ADDRESSES[name]}/24"]
-            )
+            template = pair_template(name, switch, interfaceName="rail", addresses=[f"{ADDRESSES[name]}/24"])
             workspace.apply(template, pod(name, name))
         workspace.await_ready(*_PODS)
         yield TwoPods(workspace, before)

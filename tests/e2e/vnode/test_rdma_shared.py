@@ -10,6 +10,8 @@ import pytest
 
 from harness.vnode import VirtualNode
 
+pytestmark = pytest.mark.long  # the mode can be changed only while nothing else has a network namespace in the node
+
 _SCRIPT = Path(__file__).with_name("shared_in_guest.py")
 _GIDS = {
     "share-1": "0000:0000:0000:0000:0000:ffff:c0a8:4f01",
