@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -94,3 +95,9 @@ def scanned(machine_root: Callable[[str, int], Path]) -> Callable[[str, int], In
         return scan(root / "sys", root / "proc")
 
     return inventory
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A failure is told when it happens: the run goes on for minutes."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} failed ({report.when}):\n{report.longreprtext[-2000:]}", file=sys.stderr)

@@ -26,7 +26,8 @@ VF = "rdma-vf.railmate.dev"
 def state(lab: Lab) -> dict[str, Any]:
     """The node as a claim could leave it changed: its netdevs, files of claims, what is offered. Path to value."""
     listed = json.loads(lab.on_node("ip", "-j", "-d", "address", "show"))
-    links = {link["ifname"]: link for link in listed if not link["ifname"].startswith("veth")}
+    of_pods = ("veth", "cni")  # the bridge comes with the first pod
+    links = {link["ifname"]: link for link in listed if not link["ifname"].startswith(of_pods)}
     kept = ("address", "mtu", "flags", "operstate", "qdisc", "txqlen", "inet6_addr_gen_mode", "addr_info")
     return flatten({
         "links": {name: {key: link.get(key) for key in kept} for name, link in links.items()},

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.lab import Lab, Workspace, eventually
-from harness.deploy import wait_ready
+from harness.deploy import NAMESPACE, RELEASE, wait_ready
 from harness.simnode import SimNode
 
 PODS = "job-name=gang-job"
@@ -28,6 +28,17 @@ def second_node(lab: Lab) -> Iterator[str]:
         yield name
     finally:
         node.down()
+        # the kubelet forgets the node's slices half a minute after the driver's end, and other tests' pods would go there
+        driver = (
+            "-n",
+            NAMESPACE,
+            "-l",
+            f"app.kubernetes.io/name={RELEASE}",
+            "--field-selector",
+            f"spec.nodeName={name}",
+        )
+        lab.cluster.kubectl("wait", "--for=delete", "pod", *driver, "--timeout=90s", timeout=100)
+        lab.cluster.kubectl("delete", "resourceslices", "--field-selector", f"spec.nodeName={name}")
 
 
 def publishes_pairs(lab: Lab, node: str) -> bool:

@@ -68,12 +68,13 @@ def pulled(lab: Lab, address: str) -> Iterator[Hardware]:
 
 
 def published(lab: Lab) -> dict[str, str]:
-    """The node's devices, and the address of each."""
+    """The node's devices, and the address of each but the whole node."""
     return {
         device["name"]: device["attributes"]["resource.kubernetes.io/pciBusID"]["string"]
         for item in lab.cluster.kubectl_json("get", "resourceslices")["items"]
         if item["spec"].get("nodeName") == lab.node
         for device in item["spec"].get("devices") or []
+        if "resource.kubernetes.io/pciBusID" in device["attributes"]
     }
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from harness.vnode import VirtualNode
 
-pytestmark = pytest.mark.long  # the mode can be changed only while nothing else has a network namespace in the node
+# The mode can be changed only while nothing else has a network namespace in the node.
+pytestmark = pytest.mark.long
 
 _SCRIPT = Path(__file__).with_name("shared_in_guest.py")
 _GIDS = {

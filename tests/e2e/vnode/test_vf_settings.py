@@ -123,7 +123,7 @@ def test_a_pod_whose_nic_does_not_do_it_waits_and_is_told_why(vlab: VnodeLab) ->
 
 
 def refusals(workspace: VnodeWorkspace, name: str) -> list[str]:
-    """Messages of the pod's events about sandboxes that were refused."""
-    selector = f"involvedObject.name={name},reason=FailedCreatePodSandBox"
+    """Messages of the pod's events about what was refused: the sandbox, or its container where that came first."""
+    selector = f"involvedObject.name={name},type=Warning"
     listed = json.loads(workspace.kubectl("get", "events", "--field-selector", selector, "-o", "json"))
-    return [event["message"] for event in listed["items"]]
+    return [event["message"] for event in listed["items"] if "cannot be attached" in event["message"]]

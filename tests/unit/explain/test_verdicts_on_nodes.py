@@ -164,7 +164,7 @@ def test_end_of_the_time_is_said_and_not_taken_for_a_no() -> None:
 
 def test_time_holds_for_many_nodes_and_those_not_reached_say_so() -> None:
     published = [one for n in range(100) for one in machine(f"n{n:04}", switches=4)]
-    whole = verdict(published, claim(request("pairs", "pair", 9)), seconds=0.1)
+    whole = verdict(published, claim(request("pairs", "pair", 9)), seconds=0.01)
     outcomes = [one.outcome for one in whole.nodes]
     assert len(outcomes) == 100
     assert NOT_LOOKED_AT in outcomes
