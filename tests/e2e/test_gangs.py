@@ -28,17 +28,11 @@ def second_node(lab: Lab) -> Iterator[str]:
         yield name
     finally:
         node.down()
-        # the kubelet forgets the node's slices half a minute after the driver's end, and other tests' pods would go there
-        driver = (
-            "-n",
-            NAMESPACE,
-            "-l",
-            f"app.kubernetes.io/name={RELEASE}",
-            "--field-selector",
-            f"spec.nodeName={name}",
-        )
+        # the kubelet forgets the node's slices half a minute after the driver's end; pods of other tests would go there
+        there = ("--field-selector", f"spec.nodeName={name}")
+        driver = ("-n", NAMESPACE, "-l", f"app.kubernetes.io/name={RELEASE}", *there)
         lab.cluster.kubectl("wait", "--for=delete", "pod", *driver, "--timeout=90s", timeout=100)
-        lab.cluster.kubectl("delete", "resourceslices", "--field-selector", f"spec.nodeName={name}")
+        lab.cluster.kubectl("delete", "resourceslices", *there)
 
 
 def publishes_pairs(lab: Lab, node: str) -> bool:
