@@ -2,9 +2,6 @@
 
 In a virtual machine of its own: the GPU node of the other tests has switches without ACS, below which no group can be
 given to a program. QEMU's IOMMU is Intel's; the VFs are igb's.
-
-Long: it starts a second machine. It has not run yet: the virtual node was in use for as long as this was written. QEMU
-takes the machine; what the kernel does in it is not known.
 """
 
 from __future__ import annotations
@@ -20,8 +17,6 @@ import yaml
 from harness.vnode import VirtualNode, acceleration
 from harness.vnode_machine import Settings
 from harness.vnode_packages import UnavailableError
-
-pytestmark = pytest.mark.long
 
 _SCRIPT = Path(__file__).with_name("vfio_in_guest.py")
 
