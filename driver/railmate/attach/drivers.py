@@ -20,6 +20,9 @@ from railmate.attach.errors import AttachError, UnfitError
 _UNBIND_PATIENCE = 10.0
 _NO_OVERRIDE = "(null)"  # what the kernel prints where there is none
 _RTMGRP_LINK = 1  # linux/rtnetlink.h
+#: Unbinds that the kernel has not ended, by address. It takes the function's link to its driver away before it waits
+#: for the program that has it open, so a function without a driver may still be in use. A new process knows no more.
+_unbinding: dict[str, threading.Thread] = {}
 
 
 class DriverBinding:
@@ -89,6 +92,9 @@ class DriverBinding:
             self._write(self.directory / "driver_override", driver or "\n")
 
     def _unbind(self) -> None:
+        pending = _unbinding.pop(self.address, None)
+        if pending is not None:
+            self._await(pending)
         if (driver := self.driver) is None:
             return
         failed: list[BaseException] = []
@@ -102,11 +108,15 @@ class DriverBinding:
         # not in this thread: the kernel waits without end while a process has the function open
         thread = threading.Thread(target=unbind, name=f"railmate-unbind-{self.address}", daemon=True)
         thread.start()
-        thread.join(_UNBIND_PATIENCE)
-        if thread.is_alive():
-            raise AttachError(f"{driver} does not let {self.address} go: a process still has it open")
+        self._await(thread)
         if failed and self.driver is not None:  # else somebody else was faster
             raise failed[0]
+
+    def _await(self, unbinding: threading.Thread) -> None:
+        unbinding.join(_UNBIND_PATIENCE)
+        if unbinding.is_alive():
+            _unbinding[self.address] = unbinding
+            raise AttachError(f"{self.address} is not let go by its driver: a process still has it open")
 
     @staticmethod
     def _write(path: Path, text: str) -> None:

@@ -58,19 +58,33 @@ class Attachments:
 
     def attach(self, entries: Sequence[Entry], sandbox: Sandbox) -> None:
         """Move all netdevs of these claims into the sandbox, in one go, and open the gate for each claim."""
-        noted = [noted for entry in entries if (noted := self._note(entry, sandbox)) is not None]
+        noted: list[Entry] = []
+        try:
+            for entry in entries:
+                one = self._note(entry, sandbox)
+                if one is not None:
+                    noted.append(one)
+        except Exception:
+            self._take_back(noted)
+            raise
         try:
             netdevs = self._move_in(noted, sandbox)
         except RailmateError as error:
-            # Normally all is home again. What is not must not be forgotten: this looks, and keeps the record.
-            for entry in noted:
-                attempt(partial(self.detach, entry, "it could not be attached"))
+            self._take_back(noted)
             claims = ", ".join(str(entry.claim) for entry in noted)
             raise RailmateError(
                 f"{self.driver}: the NIC of {claims} cannot be attached to pod {sandbox.pod}: {error}"
             ) from error
         for entry in noted:
             self._complete(entry, netdevs, sandbox)
+
+    def _take_back(self, noted: Sequence[Entry]) -> None:
+        """After an attach that failed. Claims that were attached before it stay: a container may be using them.
+
+        Normally all is home again. What is not must not be forgotten: this looks, and keeps the record.
+        """
+        for entry in noted:
+            attempt(partial(self.detach, entry, "it could not be attached"))
 
     def _note(self, entry: Entry, sandbox: Sandbox) -> Entry | None:
         """The entry with its attachment as it is about to be; None when it is complete already."""
@@ -172,12 +186,14 @@ class Attachments:
                 for nic in entry.nics
                 if nic.snapshot
             ]
-            self._end_shares(entry, in_pod, Path(attachment.netns))
+            left = self._end_shares(entry, in_pod, Path(attachment.netns))
             # what is not there is a stray then, and fetched as soon as it comes
             self._report_rdma(entry, Path(attachment.netns))
             returned = return_all(requests, Path(attachment.netns)) if requests else []
             self._remember_strays(entry, returned)
             self._report(entry, returned, why)
+            if left:
+                raise RailmateError(f"{entry.claim}: {'; '.join(left)}. It is tried again.")
         entry = entry.with_attachment(None)
         if keep_record:
             attempt(
@@ -185,17 +201,15 @@ class Attachments:
             )  # the next look finds all home, and tries again
         return entry
 
-    def _end_shares(self, entry: Entry, in_pod: Mapping[NicKey, AttachedNetdev], netns: Path) -> None:
-        """End the claim's own sub-interfaces; those of other claims on the same NIC stay. Raises RailmateError when one
+    def _end_shares(self, entry: Entry, in_pod: Mapping[NicKey, AttachedNetdev], netns: Path) -> list[str]:
+        """End the claim's own sub-interfaces; those of other claims on the same NIC stay. A sentence for each that
         cannot be ended: it would be left in a pod that lives on."""
         ends = [
             SubInterfaceRequest(nic.address, nic.sub, nic.interface, nic.settings, in_pod.get(nic.key))
             for nic in entry.nics
             if nic.sub
         ]
-        problems = remove_all(ends, netns) if ends else []
-        if problems:
-            raise RailmateError(f"{entry.claim}: {'; '.join(problems)}. It is tried again.")
+        return remove_all(ends, netns) if ends else []
 
     def _remember_strays(self, entry: Entry, returned: Sequence[NetdevReturn]) -> None:
         """A netdev that comes home after its claim is forgotten must still find its name and MAC again, and one that

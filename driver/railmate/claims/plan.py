@@ -53,6 +53,8 @@ class NodeView:
     cni_dir: Path | None = None  # where the node's CNI IPAM plugins are
     nccl_topology: bool = False  # whether the node has an NCCL topology file to give
     sysfs_root: Path = Path("/sys")
+    #: The character devices of an RDMA device at this moment; none where they cannot be known.
+    char_devices: Callable[[str], tuple[str, ...]] = lambda device: ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +334,10 @@ class _Planner:
         """Of a shared port no umad and issm: with those one pod could change the port that all others use."""
         nodes = []
         for device in function.rdma_devices:
-            names = device.uverbs if shared else device.char_devices
+            # a driver that was bound anew has new numbers, and the old ones may be another device's by now
+            names = self._node.char_devices(device.name) or device.char_devices
+            if shared:
+                names = tuple(name for name in names if name.startswith("uverbs"))
             nodes += [self._node_of(f"infiniband/{name}") for name in names]
         if nodes:
             connection_manager = self._node_of("infiniband/rdma_cm")

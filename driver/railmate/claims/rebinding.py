@@ -125,11 +125,25 @@ class Rebinding:
         return (replace(nic.rdma[0], name=device.name, node_guid=guid),)
 
     def _with_nodes(self, device: PreparedDevice) -> PreparedDevice:
+        device = self._with_new_numbers(device)
         found = [nic.change.node for nic in device.nics if nic.change is not None and nic.change.node]
         if not found:
             return device
         nodes = [self._node_of(vfio.CONTROL, None), *(self._node_of(path, _NODE_MODE) for path in found)]
         return replace(device, nodes=tuple(dict.fromkeys((*device.nodes, *nodes))))
+
+    def _with_new_numbers(self, device: PreparedDevice) -> PreparedDevice:
+        """RDMA devices that have come anew have other character devices, and the former ones may be another's now. The
+        config is a request's, so all of a device's NICs were bound anew, or none."""
+        if not device.nics or any(nic.change is None or nic.passes_through for nic in device.nics):
+            return device
+        names = [
+            name for nic in device.nics for one in nic.rdma for name in self._node().char_devices(one.name)
+        ]
+        if not names:
+            return device
+        kept = [one for one in device.nodes if not _is_of_one_rdma_device(one)]
+        return replace(device, nodes=(*kept, *(self._node_of(f"infiniband/{name}", None) for name in names)))
 
     def _node_of(self, path: str, mode: int | None) -> DeviceNode:
         return DeviceNode(f"/dev/{path}", str(self._node().dev_root / path), mode)
@@ -172,6 +186,10 @@ class Rebinding:
                 self._ledger.put_stray(change.snapshot)
             else:
                 self._ledger.drop_stray(address)
+
+
+def _is_of_one_rdma_device(node: DeviceNode) -> bool:
+    return node.path.startswith(("/dev/infiniband/uverbs", "/dev/infiniband/umad", "/dev/infiniband/issm"))
 
 
 def _on_its_way(nic: PreparedNic) -> PreparedNic:

@@ -1,7 +1,8 @@
 """What the ledger keeps of a claim. Plain data with a JSON form of its own.
 
 A reader ignores fields it does not know and fills the ones that are missing, so that one version
-back and forth can be read; ``version`` is raised only when that no longer holds.
+back and forth can be read; ``version`` is raised only when that no longer holds: an entry has the version that its
+reader must know at least.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from railmate.errors import RailmateError
 from railmate.plain import read
 from railmate.publish.model import OfferedDevice, part_of
 
-LEDGER_VERSION = 1
+#: 2: functions bound to another driver, sub-interfaces and partitions, which a reader of 1 would take for plain NICs,
+#: and never give back.
+LEDGER_VERSION = 2
 
 #: A claim's UID becomes part of file names.
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
@@ -201,7 +204,8 @@ class Entry:
         return replace(self, attachment=attachment)
 
     def to_json(self) -> dict[str, Any]:
-        return {"version": LEDGER_VERSION, **asdict(self)}
+        new = any(nic.change or nic.sub or nic.settings.ipoib for nic in self.nics)
+        return {"version": LEDGER_VERSION if new else 1, **asdict(self)}
 
     @classmethod
     def from_json(cls, value: Any) -> Entry:

@@ -123,9 +123,15 @@ class ClaimState:
         self._freed.set()
 
     def held(self) -> dict[str, ClaimRef]:
-        """PCI addresses of all hardware that claims hold, and whose it is."""
+        """PCI addresses of all hardware that claims hold, and whose it is. After a reboot nothing is held."""
         with self._ledger.locked():
-            return {part: entry.claim for entry in self._ledger.entries().values() for part in entry.hardware}
+            found = self._ledger.entries().values()
+            return {
+                part: entry.claim
+                for entry in found
+                if entry.boot_id == self._boot_id
+                for part in entry.hardware
+            }
 
     def changing(self) -> Set[str]:
         """PCI addresses of functions that are on their way from one driver to another."""
@@ -144,7 +150,7 @@ class ClaimState:
         found: dict[str, list[ClaimRef]] = {}
         with self._ledger.locked():
             for entry in self._ledger.entries().values():
-                for address in entry.shared:
+                for address in entry.shared if entry.boot_id == self._boot_id else ():
                     found.setdefault(address, []).append(entry.claim)
         return found
 
@@ -220,20 +226,15 @@ class ClaimState:
     def attach(self, sandbox: Sandbox) -> None:
         """Move the netdevs of the pod's claims into its sandbox and open the gate for it.
 
-        Raises RailmateError when a netdev cannot be moved; what was moved is home again by then.
+        Raises RailmateError when a netdev cannot be moved; what was moved is home again by then, and what was in the
+        sandbox before stays there.
         """
         if not self._concerns(sandbox.pod_uid, lambda entry: sandbox.pod_uid in entry.pods):
             return
         with self._ledger.locked():
             found = self._ledger.entries(mentioning=sandbox.pod_uid).values()
             mine = [entry for entry in found if sandbox.pod_uid in entry.pods and entry.nics]
-            try:
-                self.moves.attach(mine, sandbox)
-            except Exception:
-                attempt(
-                    partial(self.moves.detach_all, sandbox.id, "another NIC of its pod cannot be attached")
-                )
-                raise
+            self.moves.attach(mine, sandbox)
 
     def detach(self, sandbox_id: str) -> None:
         """The sandbox ends: bring home what it holds. One failure does not stop the rest; the first is raised."""
@@ -319,7 +320,8 @@ class ClaimState:
     def _answer(self, entry: Entry) -> PreparedClaim:
         if rebinding.wanted(entry):
             entry = self._rebinding.make(entry.claim)
-        if (missing := partition_missing(entry, self._node)) is not None:
+        # once it is attached its RDMA device may be in the pod, where it is not looked for
+        if entry.attachment is None and (missing := partition_missing(entry, self._node)) is not None:
             raise _NotYetError(f"{entry.claim}: {missing}.")  # a subnet manager needs a moment for a new GUID
         if leases.wanted(entry):
             entry = self._leases.obtain(entry.claim)

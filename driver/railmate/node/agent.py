@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from railmate import files
+from railmate.attach.rdmalook import char_devices
 from railmate.cdi.vendor import VendorSpecs
 from railmate.claims.attachments import Sandbox, attempt
 from railmate.claims.ledger import Ledger, boot_id
@@ -82,10 +83,12 @@ class Agent:
                 kube, settings.node_name, lambda message: self._reports.node_event("GpusWithheld", message)
             )
             settings = replace(settings, handed_out=plugins.handed_out)
-        held = {part for entry in ledger.entries().values() for part in entry.hardware}
-        shared = {address for entry in ledger.entries().values() for address in entry.shared}
-        devices = devices_of(ledger.entries().values(), boot_id())
+        entries = [entry for entry in ledger.entries().values() if entry.boot_id == boot_id()]
+        held = {part for entry in entries for part in entry.hardware}
+        shared = {address for entry in entries for address in entry.shared}
+        devices = devices_of(entries, boot_id())
         view = first_look(settings, held, provisioner, shared, devices)
+        self._offered = view.offer
         self._vendor_specs = VendorSpecs([Path("/etc/cdi"), settings.cdi_dir])
         observations = Observations(ledger, runtime_files, settings.sysfs_root, settings.dev_root)
         self._attached = AttachedClaims(ledger, observations, self._reports)
@@ -252,6 +255,7 @@ class Agent:
             vendor_cdi=self._vendor_specs.devices,
             cni_dir=settings.cni_bin_dir,
             nccl_topology=self._write_nccl_topology(view),
+            char_devices=partial(char_devices, settings.sysfs_root),
             sysfs_root=settings.sysfs_root,
         )
 
@@ -262,7 +266,9 @@ class Agent:
     def _on_changed(self, view: View) -> None:
         self._state.update(self._node_view(view))
         self._devices.update(view)
-        self._offers.put(view.offer)
+        if view.offer != self._offered:
+            self._offered = view.offer
+            self._offers.put(view.offer)
         # of what claims hold alone the watch tells by itself
         self._on_gone(self._state.sharers().keys() - view.inventory.functions.keys())
 

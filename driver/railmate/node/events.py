@@ -45,7 +45,10 @@ class RuntimeEvents:
             log.info("RLIMIT_MEMLOCK of %d running processes was raised", repaired)
 
     async def run_pod_sandbox(self, pod: PodSandbox) -> None:
-        sandbox = self._sandboxes[pod.id] = _sandbox(pod)
+        sandbox = _sandbox(pod)
+        # of a pod's sandboxes the newest counts: the end of an older one may never be told
+        self._sandboxes = {key: one for key, one in self._sandboxes.items() if one.pod_uid != sandbox.pod_uid}
+        self._sandboxes[pod.id] = sandbox
         await self._run(self._state.attach, sandbox)
 
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
@@ -87,6 +90,8 @@ class RuntimeEvents:
         try:
             self._state.check(sandbox, claims)
         except RailmateError:
+            if sandbox.id not in self._sandboxes:
+                raise  # its pod has a newer one, or it has ended
             self._state.attach(sandbox)  # the runtime may not have heard that it failed when the sandbox came
             self._state.check(sandbox, claims)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from railmate import files
+from railmate.claims.ledger import boot_id
 from railmate.inventory import seen
 from railmate.inventory.merge import keep_facts, keep_held
 from railmate.inventory.model import Inventory
@@ -25,6 +26,8 @@ from railmate.topology.model import Topology
 log = logging.getLogger(__name__)
 
 _SEEN = "seen.json"
+#: How often the machine is looked at in a row when claims are prepared meanwhile.
+_MOST_LOOKS = 5
 #: Seconds between two looks that no event asked for; events can be lost, and a simulated tree sends none.
 _EVERY = 60.0
 
@@ -105,8 +108,9 @@ def log_notes(view: View, before: View | None = None) -> None:
 
 def remember(settings: Settings, view: View) -> None:
     """For the next process. Without it that one would publish less of what pods hold, until they are gone."""
+    record = {"boot": boot_id(), **seen.to_json(view.inventory)}
     try:
-        files.write_json(settings.plugin_dir / _SEEN, seen.to_json(view.inventory), durable=False)
+        files.write_json(settings.plugin_dir / _SEEN, record, durable=False)
     except OSError as error:
         log.warning("%s cannot be written: %s", settings.plugin_dir / _SEEN, error)
 
@@ -114,7 +118,10 @@ def remember(settings: Settings, view: View) -> None:
 def _remembered(settings: Settings) -> Inventory:
     path = settings.plugin_dir / _SEEN
     try:
-        return seen.from_json(json.loads(path.read_bytes()))
+        record = json.loads(path.read_bytes())
+        if isinstance(record, dict) and record.get("boot") != boot_id():
+            return Inventory()  # after a reboot pods hold nothing, and devices have other numbers
+        return seen.from_json(record)
     except FileNotFoundError:
         return Inventory()
     except (OSError, ValueError, RecursionError) as error:
@@ -124,7 +131,7 @@ def _remembered(settings: Settings) -> Inventory:
 
 class MachineWatch:
     """Blocking; run it in a daemon thread. ``held`` gives the addresses of all hardware that claims hold, ``shared``
-    of what they have shares of, ``devices`` their devices, ``changed`` is called with each view whose offer differs
+    of what they have shares of, ``devices`` their devices, ``changed`` is called with each view that differs
     from the last, ``gone`` with what is missing, ``event`` as soon as the kernel says that something changed."""
 
     def __init__(
@@ -171,12 +178,14 @@ class MachineWatch:
             log.exception("the machine cannot be looked at; what is published stays as it is")
 
     def _look_again(self) -> None:
-        held, devices = self._held(), self._devices()
-        view = look(self._settings, self._view.inventory, held, devices)
-        if late := self._held() - held:
-            # a claim that was prepared meanwhile may have taken a function's driver away while it was looked at
-            held, devices = held | late, self._devices()
+        for _ in range(_MOST_LOOKS):
+            held, devices = self._held(), self._devices()
             view = look(self._settings, self._view.inventory, held, devices)
+            # a claim that was prepared meanwhile may have taken a function's driver away while it was looked at
+            if self._held() <= held:
+                break
+        else:
+            return  # claims come too fast; the next look will see
         view = _provisioned(self._settings, view, held, self._shared(), self._provisioner, devices)
         log_notes(view, self._view)
         if view.gone - self._view.gone:
@@ -192,6 +201,7 @@ class MachineWatch:
                 )
                 or "attributes of devices",
             )
-            self._changed(view)
             remember(self._settings, view)
+        if (view.offer, view.inventory) != (self._view.offer, self._view.inventory):
+            self._changed(view)
         self._view = view

@@ -159,6 +159,23 @@ def test_second_claim_that_cannot_be_attached_takes_the_first_one_back(world: Wo
     assert world.gates == []
 
 
+def test_claim_that_cannot_be_attached_takes_nothing_from_a_claim_that_was_before(world: World) -> None:
+    """A container may be running with the first while that of the second is tried again and again."""
+    world.prepared(1, "vf-0")
+    world.state.attach(sandbox())
+    world.prepared(2, "vf-1")
+    world.netdevs.attach_error = AttachError("vf1 is busy")
+    with pytest.raises(RailmateError, match="vf1 is busy"):
+        world.state.attach(sandbox())
+    assert world.netdevs.where[VFS[0]] is not None
+    first, second = world.ledger.get(uid(1)), world.ledger.get(uid(2))
+    assert first is not None
+    assert first.attached_to(sandbox().id)
+    assert second is not None
+    assert second.attachment is None
+    assert len(world.gates) == 1
+
+
 def test_all_claims_of_a_pod_are_moved_in_one_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each entry into a namespace costs, and all pods of the node wait."""
     world.prepared(1, "vf-0")

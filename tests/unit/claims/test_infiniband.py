@@ -243,6 +243,20 @@ def test_the_vf_is_bound_anew_with_its_guid_and_has_its_own_again_afterwards(
     assert node.world.clean()
 
 
+def test_a_vf_that_was_bound_anew_has_the_nodes_that_it_has_now(node: Node) -> None:
+    now = replace(
+        node.world.state._node, char_devices=lambda name: ("uverbs7",) if node.log else ("uverbs0",)
+    )
+    node.world.state.update(now)
+    node.world.prepared(1, "vf-0", configs=[config(guid=MINE)])
+    entry = node.world.ledger.get(uid(1))
+    assert entry is not None
+    assert [one.path for one in entry.devices[0].nodes] == [
+        "/dev/infiniband/rdma_cm",
+        "/dev/infiniband/uverbs7",
+    ]
+
+
 def test_a_kill_half_way_is_undone_from_the_ledger(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass

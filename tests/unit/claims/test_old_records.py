@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from claims_world import PF, VFS, ref, uid
 
-from railmate.attach.model import AttachedNetdev, NetdevSnapshot
+from railmate.attach.model import AttachedNetdev, NetdevSnapshot, SubInterface
 from railmate.attach.settings import NO_ETHTOOL, NO_SETTINGS
-from railmate.claims.records import Entry, netdev_snapshot
+from railmate.claims.records import Entry, NewerRecordError, netdev_snapshot
 
 #: As it was before there were settings, leases, and snapshots of more than name, MAC, MTU and state.
 SNAPSHOT = {
@@ -94,3 +95,16 @@ def test_a_value_of_another_type_makes_it_no_entry(path: tuple[str | int, ...], 
     inner[path[-1]] = value
     with pytest.raises(ValueError, match="not a ledger entry"):
         Entry.from_json(record)
+
+
+def test_an_entry_has_the_version_that_its_reader_must_know_at_least() -> None:
+    """A reader of version 1 would take a sub-interface for a plain NIC: it would open the gate and attach nothing."""
+    plain = Entry.from_json(ENTRY)
+    assert plain.to_json()["version"] == 1
+    sub = SubInterface("share", "ib0", "02:00:00:00:00:09", "02:00:00:00:00:0a", "bridge")
+    shared = plain.with_nics(lambda nic: replace(nic, sub=sub))
+    written = json.loads(json.dumps(shared.to_json()))
+    assert written["version"] == 2
+    assert Entry.from_json(written) == shared
+    with pytest.raises(NewerRecordError, match="version 3"):
+        Entry.from_json(written | {"version": 3})

@@ -46,6 +46,17 @@ def test_pair_gets_the_nodes_of_its_gpu_and_of_its_vf_only() -> None:
     assert (device.gpus, [nic.address for nic in device.nics]) == ((GPUS[0],), [VFS[0]])
 
 
+def test_rdma_nodes_are_those_of_this_moment() -> None:
+    """A driver that was bound anew has other numbers, and the former ones may be another VF's by now."""
+    now = {"mlx5_0": ("uverbs3", "umad3")}
+    (device,) = plan(claim(1, "vf-0"), view(char_devices=lambda name: now.get(name, ()))).devices
+    assert [node.path for node in device.nodes] == [
+        "/dev/infiniband/uverbs3",
+        "/dev/infiniband/umad3",
+        "/dev/infiniband/rdma_cm",
+    ]
+
+
 def test_vf_gets_no_gpu_node_and_gpu_no_rdma_node() -> None:
     vf, gpu = plan(claim(1, result("vf-3", "nic"), result("gpu-1", "gpu"))).devices
     assert all(node.path.startswith("/dev/infiniband/") for node in vf.nodes)

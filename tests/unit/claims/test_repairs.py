@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from claims_world import DRIVER, VFS, offer, ref, uid, view
+from claims_world import DRIVER, GPUS, VFS, offer, ref, uid, view
 from repairs_world import World, world
 
 from railmate import files
@@ -275,6 +275,15 @@ def test_released_claim_is_the_one_that_was_recorded(world: World) -> None:
 
 
 # --- both
+def test_after_a_reboot_nothing_is_held(world: World) -> None:
+    world.prepared(1, "pair-0")
+    assert world.state.held_addresses() == {GPUS[0], VFS[0]}
+    entry = world.ledger.get(uid(1))
+    assert entry is not None
+    world.ledger.put(replace(entry, boot_id="another boot"))
+    assert world.state.held_addresses() == set()
+
+
 def test_a_reboot_leaves_no_open_gate_and_no_attachment(world: World) -> None:
     """All namespaces and the CDI directory are gone; the ledger is from before."""
     world.attached()

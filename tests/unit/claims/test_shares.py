@@ -153,6 +153,9 @@ def test_many_claims_hold_shares_of_one_function(world: World) -> None:
     assert len(world.ledger.entries()) == 6
     assert world.state.held_addresses() == set()
     assert [len(claims) for claims in world.state.sharers().values()] == [6]
+    for entry in world.ledger.entries().values():
+        world.ledger.put(replace(entry, boot_id="another boot"))
+    assert world.state.sharers() == {}, "after a reboot"
 
 
 def test_the_same_share_is_with_one_claim_only(world: World) -> None:

@@ -184,8 +184,18 @@ def test_what_failed_when_the_sandbox_came_is_tried_once_more_for_its_container(
 
     monkeypatch.setattr(recorder, "check", check, raising=False)
     monkeypatch.setattr(recorder, "attach", attach, raising=False)
+    do(events.synchronize([pod()], []))
+    recorder.calls.clear()
     do(events.create_container(pod(), container(f"railmate.dev/claim={UID}-a")))
     assert recorder.calls == [("check", "s1"), ("attach", "s1"), ("check", "s1")]
+
+    # a container of an older sandbox, whose end was never told, must not take the NIC from the new one
+    do(events.run_pod_sandbox(pod(id="s2")))
+    recorder.calls.clear()
+    there.clear()
+    with pytest.raises(RailmateError, match="not attached"):
+        do(events.create_container(pod(), container(f"railmate.dev/claim={UID}-a")))
+    assert ("attach", "s1") not in recorder.calls
 
 
 # --- what a container gets beside its devices
