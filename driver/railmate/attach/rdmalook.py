@@ -189,9 +189,15 @@ def mount_sysfs() -> int:
 def char_devices(sysfs_root: Path, device: str) -> tuple[str, ...]:
     """The names below ``/dev/infiniband`` of an RDMA device, in whatever namespace it is: these classes are not
     split by namespace."""
+    # Below its PCI function are its own alone; the classes have one for each VF of the machine.
+    function = sysfs_root / "class/infiniband" / device / "device"
+    return _char_devices(function, device) or _char_devices(sysfs_root / "class", device)
+
+
+def _char_devices(directory: Path, device: str) -> tuple[str, ...]:
     found = []
     for group in ("infiniband_verbs", "infiniband_mad"):
-        for ibdev in sorted((sysfs_root / "class" / group).glob("*/ibdev")):
+        for ibdev in sorted((directory / group).glob("*/ibdev")):
             try:
                 if ibdev.read_text().strip() == device:
                     found.append(ibdev.parent.name)

@@ -139,3 +139,16 @@ def test_char_devices_are_those_of_the_device(tmp_path: Path) -> None:
         (place / "ibdev").write_text(f"{device}\n")
     (tmp_path / "class/infiniband_verbs/abi_version").write_text("6\n")
     assert char_devices(tmp_path, "rxe0") == ("uverbs4", "issm4", "umad4")
+
+
+def test_char_devices_of_a_function_are_found_without_reading_those_of_others(tmp_path: Path) -> None:
+    """A node may have hundreds of VFs, and prepare asks under the ledger's lock."""
+    function = tmp_path / "devices/0000:0c:00.1"
+    place = tmp_path / "class/infiniband/mlx5_1"
+    place.mkdir(parents=True)
+    (place / "device").symlink_to(function)
+    for directory, device in ((function, "mlx5_1"), (tmp_path / "class", "another's")):
+        node = directory / "infiniband_verbs/uverbs1"
+        node.mkdir(parents=True)
+        (node / "ibdev").write_text(f"{device}\n")
+    assert char_devices(tmp_path, "mlx5_1") == ("uverbs1",)
