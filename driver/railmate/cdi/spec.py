@@ -23,6 +23,11 @@ class DeviceNode:
     host_path: str  # on the node
     mode: int | None = None  # permission bits in the container; None: as on the node
 
+    @classmethod
+    def of(cls, name: str, dev_root: Path, mode: int | None = None) -> DeviceNode:
+        """The node called ``name`` below /dev, which the node's own /dev has as ``dev_root``."""
+        return cls(f"/dev/{name}", str(dev_root / name), mode)
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:

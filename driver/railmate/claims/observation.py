@@ -12,8 +12,8 @@ from pathlib import Path
 
 from railmate.attach.rdmalook import Wanted, char_devices, look
 from railmate.attach.rdmamodel import SeenNic
-from railmate.cdi.spec import DeviceNode
 from railmate.claims.ledger import Ledger
+from railmate.claims.rdmanodes import with_rdma_nodes
 from railmate.claims.records import Entry, PreparedDevice, Seen
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.seen import interface_of
@@ -62,14 +62,8 @@ class Observations:
             if rdma.soft and not nic.sub
             for name in char_devices(self._sysfs_root, rdma.name)
         ]
-        if not names:
-            return device
         hard = any(not rdma.soft for nic in device.nics for rdma in nic.rdma)
-        kept = [node for node in device.nodes if hard or not _is_of_one_device(node)]
-        new = [
-            DeviceNode(f"/dev/infiniband/{name}", str(self._dev_root / "infiniband" / name)) for name in names
-        ]
-        return replace(device, nodes=tuple(dict.fromkeys((*kept, *new))))
+        return with_rdma_nodes(device, names, self._dev_root, beside=hard)
 
     def _write(self, entry: Entry) -> None:
         self._ledger.put(entry, durable=False)
@@ -82,11 +76,6 @@ def _wanted(entry: Entry) -> list[Wanted]:
         for nic in entry.nics
         if not nic.passes_through  # the kernel knows nothing of it
     ]
-
-
-def _is_of_one_device(node: DeviceNode) -> bool:
-    directory, _, name = node.path.rpartition("/")
-    return directory == "/dev/infiniband" and name.rstrip("0123456789") in ("uverbs", "umad", "issm")
 
 
 def is_settled(nic: SeenNic) -> bool:

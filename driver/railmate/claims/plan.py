@@ -387,4 +387,4 @@ class _Planner:
         return nodes + [node for node in shared if self._node.node_exists(Path(node.host_path))]
 
     def _node_of(self, name: str) -> DeviceNode:
-        return DeviceNode(path=f"/dev/{name}", host_path=str(self._node.dev_root / name))
+        return DeviceNode.of(name, self._node.dev_root)

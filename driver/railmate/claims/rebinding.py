@@ -22,6 +22,7 @@ from railmate.attach.rdmamodel import RdmaDeviceRef
 from railmate.cdi.spec import DeviceNode
 from railmate.claims.ledger import Ledger
 from railmate.claims.plan import ClaimError, NodeView
+from railmate.claims.rdmanodes import with_rdma_nodes
 from railmate.claims.records import ClaimRef, Entry, PreparedDevice, PreparedNic
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.errors import RailmateError
@@ -129,7 +130,11 @@ class Rebinding:
         found = [nic.change.node for nic in device.nics if nic.change is not None and nic.change.node]
         if not found:
             return device
-        nodes = [self._node_of(vfio.CONTROL, None), *(self._node_of(path, _NODE_MODE) for path in found)]
+        root = self._node().dev_root
+        nodes = [
+            DeviceNode.of(vfio.CONTROL, root),
+            *(DeviceNode.of(path, root, _NODE_MODE) for path in found),
+        ]
         return replace(device, nodes=tuple(dict.fromkeys((*device.nodes, *nodes))))
 
     def _with_new_numbers(self, device: PreparedDevice) -> PreparedDevice:
@@ -140,13 +145,7 @@ class Rebinding:
         names = [
             name for nic in device.nics for one in nic.rdma for name in self._node().char_devices(one.name)
         ]
-        if not names:
-            return device
-        kept = [one for one in device.nodes if not _is_of_one_rdma_device(one)]
-        return replace(device, nodes=(*kept, *(self._node_of(f"infiniband/{name}", None) for name in names)))
-
-    def _node_of(self, path: str, mode: int | None) -> DeviceNode:
-        return DeviceNode(f"/dev/{path}", str(self._node().dev_root / path), mode)
+        return with_rdma_nodes(device, names, self._node().dev_root)
 
     def give_back(self, entry: Entry) -> None:
         """Make the claim's functions what they were. Every one is tried; raises RailmateError when one is not, and it
@@ -186,10 +185,6 @@ class Rebinding:
                 self._ledger.put_stray(change.snapshot)
             else:
                 self._ledger.drop_stray(address)
-
-
-def _is_of_one_rdma_device(node: DeviceNode) -> bool:
-    return node.path.startswith(("/dev/infiniband/uverbs", "/dev/infiniband/umad", "/dev/infiniband/issm"))
 
 
 def _on_its_way(nic: PreparedNic) -> PreparedNic:

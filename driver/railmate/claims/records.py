@@ -224,8 +224,13 @@ class Entry:
             raise ValueError(f"not a ledger entry: {type(error).__name__}: {error}") from error
 
 
-def devices_of(entries: Iterable[Entry], boot_id: str) -> list[OfferedDevice]:
-    """What claims that were prepared in this boot have for themselves: each device's name and what it is made of."""
+def of_boot(entries: Iterable[Entry], boot_id: str) -> list[Entry]:
+    """Those that were prepared in this boot. After a reboot a claim holds nothing until it is prepared again."""
+    return [entry for entry in entries if entry.boot_id == boot_id]
+
+
+def devices_of(entries: Iterable[Entry]) -> list[OfferedDevice]:
+    """What claims have for themselves: each device's name and what it is made of."""
     return [
         OfferedDevice(
             one.device,
@@ -236,7 +241,6 @@ def devices_of(entries: Iterable[Entry], boot_id: str) -> list[OfferedDevice]:
             partition=one.partition,
         )
         for entry in entries
-        if entry.boot_id == boot_id
         for one in entry.devices
         if not one.admin_access and one.share_id is None
     ]

@@ -33,7 +33,7 @@ from railmate.claims.plan import (
     reserved_pods,
 )
 from railmate.claims.rebinding import Rebinding, partition_missing
-from railmate.claims.records import ClaimRef, Entry, PreparedDevice, devices_of
+from railmate.claims.records import ClaimRef, Entry, PreparedDevice, devices_of, of_boot
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.shares import with_port
 from railmate.errors import RailmateError
@@ -124,14 +124,11 @@ class ClaimState:
 
     def held(self) -> dict[str, ClaimRef]:
         """PCI addresses of all hardware that claims hold, and whose it is. After a reboot nothing is held."""
+        return {part: entry.claim for entry in self._entries_now() for part in entry.hardware}
+
+    def _entries_now(self) -> list[Entry]:
         with self._ledger.locked():
-            found = self._ledger.entries().values()
-            return {
-                part: entry.claim
-                for entry in found
-                if entry.boot_id == self._boot_id
-                for part in entry.hardware
-            }
+            return of_boot(self._ledger.entries().values(), self._boot_id)
 
     def changing(self) -> Set[str]:
         """PCI addresses of functions that are on their way from one driver to another."""
@@ -142,16 +139,14 @@ class ClaimState:
 
     def held_devices(self) -> list[OfferedDevice]:
         """Devices that claims have for themselves; see ``devices_of``."""
-        with self._ledger.locked():
-            return devices_of(self._ledger.entries().values(), self._boot_id)
+        return devices_of(self._entries_now())
 
     def sharers(self) -> dict[str, list[ClaimRef]]:
         """PCI addresses of NICs that claims have shares of, and whose those are."""
         found: dict[str, list[ClaimRef]] = {}
-        with self._ledger.locked():
-            for entry in self._ledger.entries().values():
-                for address in entry.shared if entry.boot_id == self._boot_id else ():
-                    found.setdefault(address, []).append(entry.claim)
+        for entry in self._entries_now():
+            for address in entry.shared:
+                found.setdefault(address, []).append(entry.claim)
         return found
 
     # --- the kubelet's verbs

@@ -21,7 +21,7 @@ from railmate.claims.ledger import Ledger, boot_id
 from railmate.claims.observation import Observations
 from railmate.claims.plan import NodeView
 from railmate.claims.reconcile import Reconciler
-from railmate.claims.records import devices_of
+from railmate.claims.records import devices_of, of_boot
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.state import ClaimState
 from railmate.errors import RailmateError
@@ -83,19 +83,18 @@ class Agent:
                 kube, settings.node_name, lambda message: self._reports.node_event("GpusWithheld", message)
             )
             settings = replace(settings, handed_out=plugins.handed_out)
-        entries = [entry for entry in ledger.entries().values() if entry.boot_id == boot_id()]
+        boot = boot_id()
+        entries = of_boot(ledger.entries().values(), boot)
         held = {part for entry in entries for part in entry.hardware}
         shared = {address for entry in entries for address in entry.shared}
-        devices = devices_of(entries, boot_id())
+        devices = devices_of(entries)
         view = first_look(settings, held, provisioner, shared, devices)
         self._offered = view.offer
         self._vendor_specs = VendorSpecs([Path("/etc/cdi"), settings.cdi_dir])
         observations = Observations(ledger, runtime_files, settings.sysfs_root, settings.dev_root)
         self._attached = AttachedClaims(ledger, observations, self._reports)
         self._attached.catch_up(ledger.entries().values())
-        self._state = ClaimState(
-            kube, self._node_view(view), ledger, runtime_files, boot_id(), self._attached
-        )
+        self._state = ClaimState(kube, self._node_view(view), ledger, runtime_files, boot, self._attached)
         self._repairs: Counter[str] = Counter()
         self._reconciler = Reconciler(
             kube,
@@ -109,7 +108,7 @@ class Agent:
         self._devices = DeviceWatch(
             settings,
             view,
-            boot_id(),
+            boot,
             lambda taints: self._controller.set_taints(taints),
             self._state.changing,
         )
