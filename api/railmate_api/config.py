@@ -39,6 +39,14 @@ class ConfigError(ValueError):
 #: net/core/rtnetlink.c gives rates to the driver as u32, in Mbit/s; no NIC has this much.
 RATE: Final = Integer(1, 4_000_000, "Mbit/s")
 _OF_PF: Final = "as the administrator of the physical function has set it"
+_RDMA_HINTS: Final = (
+    "Variables for NCCL and UCX that name the container's RDMA devices and their GID index (NCCL_IB_HCA, "
+    "NCCL_IB_GID_INDEX, UCX_NET_DEVICES)"
+)
+_TOPOLOGY_HINT: Final = (
+    "where the node's topology is given by an override, an NCCL topology file (NCCL_TOPO_FILE); none that the pod or "
+    "its image sets is replaced."
+)
 #: What is set on a netdev or an RDMA device: nothing for a function that a program drives by itself.
 _OF_NETDEV: Final = (
     "interfaceName", "mtu", "addresses", "ipam", "routes", "rules", "neighbours", "sysctls", "features", "rings",
@@ -93,9 +101,7 @@ class NetdevConfig:
     env_hints: bool | None = setting(
         "envHints",
         Boolean(),
-        "Variables for NCCL and UCX that name the container's RDMA devices and their GID index (NCCL_IB_HCA, "
-        "NCCL_IB_GID_INDEX, UCX_NET_DEVICES) and, where the node's topology is given by an override, an NCCL topology "
-        "file (NCCL_TOPO_FILE); none that the pod or its image sets is replaced.",
+        f"{_RDMA_HINTS} and, {_TOPOLOGY_HINT}",
         unset="none",
     )
 
@@ -172,10 +178,8 @@ class RdmaVfConfig(NetdevConfig):
     env_hints: bool | None = setting(
         "envHints",
         Boolean(),
-        "Variables for NCCL and UCX that name the container's RDMA devices and their GID index (NCCL_IB_HCA, "
-        "NCCL_IB_GID_INDEX, UCX_NET_DEVICES), with driver vfio-pci the functions' addresses "
-        "(PCIDEVICE_RAILMATE_DEV_<REQUEST>), and, where the node's topology is given by an override, an NCCL topology "
-        "file (NCCL_TOPO_FILE); none that the pod or its image sets is replaced.",
+        f"{_RDMA_HINTS}, with driver vfio-pci the functions' addresses (PCIDEVICE_RAILMATE_DEV_<REQUEST>), and, "
+        f"{_TOPOLOGY_HINT}",
         unset="none",
     )
 

@@ -12,15 +12,21 @@ from typing import Any, TypeGuard
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """``name`` says something only beside ``other``."""
+class _OfField:
+    """A rule whose breach is told at the field ``name``."""
 
     name: str
-    other: str
 
     @property
     def at(self) -> str:
         return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Needs(_OfField):
+    """``name`` says something only beside ``other``."""
+
+    other: str
 
     @property
     def expected(self) -> str:
@@ -31,15 +37,10 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class AtMost:
+class AtMost(_OfField):
     """The whole number ``name`` must not be above ``other``. Not in the JSON schema, which cannot compare."""
 
-    name: str
     other: str
-
-    @property
-    def at(self) -> str:
-        return self.name
 
     @property
     def expected(self) -> str:
@@ -69,15 +70,10 @@ class AtLeastOne:
 
 
 @dataclass(frozen=True, slots=True)
-class Excludes:
+class Excludes(_OfField):
     """``name`` and any of ``others`` contradict each other."""
 
-    name: str
     others: tuple[str, ...]
-
-    @property
-    def at(self) -> str:
-        return self.name
 
     @property
     def expected(self) -> str:

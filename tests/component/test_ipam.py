@@ -139,9 +139,8 @@ def test_preparing_again_asks_no_plugin(world: World, tmp_path: Path, plugins: P
     assert world.ledger.get(uid(1)) == first
 
 
-def test_a_driver_killed_after_the_plugin_was_asked_gives_back_what_it_got(
-    world: World, tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def killed_after_asking(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prepare whose process ends when the plugin has answered."""
     real = ipam.obtain
 
     def killed(request: IpamRequest, directory: Path) -> None:
@@ -152,6 +151,12 @@ def test_a_driver_killed_after_the_plugin_was_asked_gives_back_what_it_got(
         patch.setattr(ipam, "obtain", killed)
         with pytest.raises(Killed):
             prepared(world, tmp_path)
+
+
+def test_a_driver_killed_after_the_plugin_was_asked_gives_back_what_it_got(
+    world: World, tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_after_asking(world, tmp_path, monkeypatch)
     assert len(lent(tmp_path)) == 1
     restarted(world, plugins)
     world.state.unprepare(ref(1))
@@ -161,16 +166,7 @@ def test_a_driver_killed_after_the_plugin_was_asked_gives_back_what_it_got(
 def test_a_driver_killed_after_the_plugin_was_asked_asks_once_more_for_the_same_claim(
     world: World, tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = ipam.obtain
-
-    def killed(request: IpamRequest, directory: Path) -> None:
-        real(request, directory)
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ipam, "obtain", killed)
-        with pytest.raises(Killed):
-            prepared(world, tmp_path)
+    killed_after_asking(world, tmp_path, monkeypatch)
     restarted(world, plugins)
     world.state.prepare(ref(1), patience=0)
     entry = world.ledger.get(uid(1))
