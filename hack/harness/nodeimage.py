@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
 import tempfile
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from harness import debian, gobuild, rootfs
-from harness.cache import artefact, content_key, find_artefact, log_file
+from harness.cache import artefact, content_key, find_artefact
 from harness.gobuild import CONTROL_PLANE, KUBERNETES_VERSION
+from harness.imagestore import import_images
 from harness.ociimage import tree_of_binaries, write_image
-from harness.process import start
-from harness.shell import HarnessError, progress, run, tail
+from harness.shell import HarnessError, progress, run
 
 REPOSITORY = "railmate.local/node"
 # What the manifests of examples and tests run. containerd completes the name when the archive is imported, as
@@ -63,7 +60,7 @@ def _key(binaries: Mapping[str, Path], source: debian.Distribution) -> str:
         rootfs.packages_key(source),
         *programs,
         kind,
-        *(here / f"{n}.py" for n in ("nodeimage", "rootfs", "ociimage")),
+        *(here / f"{n}.py" for n in ("nodeimage", "imagestore", "rootfs", "ociimage")),
     )
 
 
@@ -78,7 +75,9 @@ def _make(directory: Path, packages: Path, binaries: Mapping[str, Path], key: st
     progress("node-image", "writing the images that are preloaded")
     _write_images(images, names, binaries, root)
     progress("node-image", "importing them")
-    _preload(root, sorted(images.glob("*.tar")), binaries)
+    store = root / "var/lib/containerd"
+    archives = sorted(images.glob("*.tar"))
+    import_images(store, archives, binaries, "preload", _START_SECONDS, options=["--no-unpack"])
     progress("node-image", "writing the archive")
     write_image(
         directory / "node-image.tar", f"{REPOSITORY}:{key}", [root], ["/usr/local/bin/entrypoint", "/sbin/init"],
@@ -136,60 +135,3 @@ def _busybox(directory: Path, root: Path) -> Path:
     )
     (directory / "etc/group").write_text("root:x:0:\nnogroup:x:65534:\n")
     return directory
-
-
-def _preload(root: Path, archives: list[Path], binaries: Mapping[str, Path]) -> None:
-    """Puts images into the node's containerd store, by a containerd of our own that works on the tree."""
-    with tempfile.TemporaryDirectory(prefix="railmate-preload-") as scratch:
-        state = Path(scratch)
-        configuration = state / "config.toml"
-        configuration.write_text(_preload_config(root / "var/lib/containerd", state))
-        log = log_file("preload")
-        containerd = start([binaries["containerd"], "-c", configuration], log)  # it must not outlive us
-        try:
-            ctr: list[str | Path] = [binaries["ctr"], "-a", state / "containerd.sock", "-n", "k8s.io"]
-            _wait_for(containerd, [*ctr, "version"], log)
-            for archive in archives:
-                # Pinned: the kubelet's image garbage collection leaves them alone.
-                run(
-                    [
-                        *ctr,
-                        "images",
-                        "import",
-                        "--label",
-                        "io.cri-containerd.pinned=pinned",
-                        "--no-unpack",
-                        archive,
-                    ]
-                )
-        finally:
-            containerd.terminate()
-            containerd.wait()
-
-
-def _preload_config(store: Path, state: Path) -> str:
-    # Plugins that touch the machine (CNI, NRI, /opt) have no part in importing.
-    disabled = [
-        f"io.containerd.{name}" for name in
-        ("cri.v1.runtime", "cri.v1.images", "grpc.v1.cri", "nri.v1.nri", "internal.v1.opt")
-    ]  # fmt: skip
-    return (
-        f"version = 3\nroot = {json.dumps(str(store))}\nstate = {json.dumps(str(state / 'state'))}\n"
-        f"imports = []\ndisabled_plugins = {json.dumps(disabled)}\n"
-        f"[grpc]\naddress = {json.dumps(str(state / 'containerd.sock'))}\n"
-        f"[ttrpc]\naddress = {json.dumps(str(state / 'containerd.sock.ttrpc'))}\n"
-    )
-
-
-def _wait_for(containerd: subprocess.Popen[bytes], check: list[str | Path], log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        if containerd.poll() is not None or time.monotonic() > deadline:
-            raise HarnessError(
-                f"containerd, started to import images, does not answer; end of {log}:\n{tail(log)}"
-            )
-        try:
-            run(check)
-            return
-        except HarnessError:
-            time.sleep(0.1)

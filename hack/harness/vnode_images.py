@@ -5,20 +5,16 @@ The images are imported on this machine, which takes seconds; in the node it wou
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
 import tempfile
-import time
-from collections.abc import Mapping
 from pathlib import Path
 
-from harness import driverimage, gobuild
-from harness.cache import artefact, content_key, log_file
+from harness import driverimage, gobuild, imagestore
+from harness.cache import artefact, content_key
 from harness.gobuild import CNI_PLUGINS
+from harness.imagestore import import_images
 from harness.ociimage import tree_of_binaries, write_image
-from harness.process import start
-from harness.shell import HarnessError, need, run, tail
+from harness.shell import need, run
 from harness.vnode_disk import write_disk
 from harness.vnode_packages import guest_tree
 
@@ -48,6 +44,7 @@ def store_disk(driver: driverimage.DriverImage) -> Path:
         driver.ref,
         *_TOOLS,
         Path(__file__),
+        Path(imagestore.__file__),
     )
 
     def make(directory: Path) -> None:
@@ -57,7 +54,9 @@ def store_disk(driver: driverimage.DriverImage) -> Path:
             for name in names:
                 shutil.copy(binaries[name], tree / place / name)
         archives = [driver.archive, *_write_images(directory / "images", binaries["pause"], guest)]
-        _import(tree / "containerd", archives, binaries)
+        # in a mount namespace of its own, as it unpacks them
+        inside = [need("unshare", "util-linux"), "--mount", "--propagation", "private"]
+        import_images(tree / "containerd", archives, binaries, "vnode-store", _START_SECONDS, inside=inside)
         write_disk(directory / "store.ext4", tree, _DISK_SIZE)
         shutil.rmtree(tree)
         shutil.rmtree(directory / "images")
@@ -116,49 +115,3 @@ def _tools(guest: Path) -> dict[str, Path]:
 def _inside(guest: Path, path: str) -> Path:
     """The file behind a path of the tree, whose links are relative to the tree and not to this machine."""
     return guest / run(["chroot", guest, "readlink", "-f", path]).strip().lstrip("/")
-
-
-def _import(store: Path, archives: list[Path], binaries: Mapping[str, Path]) -> None:
-    """Puts images into a containerd store, unpacked, by a containerd of our own in a mount namespace of its own."""
-    with tempfile.TemporaryDirectory(prefix="railmate-store-") as scratch:
-        state, log = Path(scratch), log_file("vnode-store")
-        configuration = state / "config.toml"
-        configuration.write_text(_import_config(store, state))
-        unshare = [need("unshare", "util-linux"), "--mount", "--propagation", "private"]
-        containerd = start([*unshare, binaries["containerd"], "-c", configuration], log)
-        try:
-            ctr: list[str | Path] = [binaries["ctr"], "-a", state / "containerd.sock", "-n", "k8s.io"]
-            _await(containerd, [*ctr, "version"], log)
-            for archive in archives:
-                # Pinned: the kubelet's image garbage collection leaves them alone.
-                run([*ctr, "images", "import", "--label", "io.cri-containerd.pinned=pinned", archive])
-        finally:
-            containerd.terminate()
-            containerd.wait()
-
-
-def _import_config(store: Path, state: Path) -> str:
-    disabled = [
-        f"io.containerd.{name}"
-        for name in ("cri.v1.runtime", "cri.v1.images", "grpc.v1.cri", "nri.v1.nri", "internal.v1.opt")
-    ]
-    return (
-        f"version = 3\nroot = {json.dumps(str(store))}\nstate = {json.dumps(str(state / 'state'))}\n"
-        f"imports = []\ndisabled_plugins = {json.dumps(disabled)}\n"
-        f"[grpc]\naddress = {json.dumps(str(state / 'containerd.sock'))}\n"
-        f"[ttrpc]\naddress = {json.dumps(str(state / 'containerd.sock.ttrpc'))}\n"
-    )
-
-
-def _await(containerd: subprocess.Popen[bytes], check: list[str | Path], log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        if containerd.poll() is not None or time.monotonic() > deadline:
-            raise HarnessError(
-                f"containerd, started to import images, does not answer; end of {log}:\n{tail(log)}"
-            )
-        try:
-            run(check)
-            return
-        except HarnessError:
-            time.sleep(0.1)
