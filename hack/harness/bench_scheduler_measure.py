@@ -15,6 +15,8 @@ from harness.shell import HarnessError, UsageError
 _WHOLE = 8  # pairs of a pod that takes a node
 #: Seconds that pods get at the end of a measurement beside infeasible ones before they count as not placed.
 _GRACE_SECONDS = 30.0
+#: How many of the others stay placed.
+_KEPT = 10
 
 
 @dataclass(frozen=True)
@@ -112,16 +114,24 @@ def partly_taken(machine: BenchMachine, taken: Mapping[str, Sequence[str]]) -> i
 def measure_waiting(pods: Pods, infeasible: int, seconds: float, pace: float, full: bool) -> dict[str, Any]:
     """What ``infeasible`` pods for eight pairs, of which each node has seven, do to others that come ``pace`` a second.
 
-    ``full``: no node has any pair, and the others ask for none. Latencies are from creation to the node.
+    Others are watched for ``seconds`` each: alone; while as many pods arrive at once that do fit, which costs them time
+    whatever is asked for; while the infeasible ones arrive at once; and while these wait. ``full``: no node has any
+    pair, and neither the others nor those that fit ask for one. Latencies are from creation to the node.
     """
     site = pods.site
-    background = pods.fill(len(site.node_names)) if full else pods.one_on_each_node()
+    nodes = len(site.node_names)
+    background = pods.fill(nodes) if full else pods.one_on_each_node()
     others = 0 if full else 1
     before = _paced(pods, others, seconds, pace, {})
+    room = infeasible if full else min(infeasible, nodes * (_WHOLE - 1) - _KEPT - int(seconds * pace))
+    fitting = {pods.create("fitting", others): None for _ in range(max(room, 1))}
+    beside_fitting = _paced(pods, others, seconds, pace, fitting)
+    pods.clear(list(fitting))
     attempts, cpu = site.attempts(), site.scheduler_cpu_seconds()
     began = time.monotonic()
     waiting = {pods.create("infeasible", _WHOLE): None for _ in range(infeasible)}
-    during = _paced(pods, others, seconds, pace, waiting)
+    arriving = _paced(pods, others, seconds, pace, waiting)
+    beside_waiting = _paced(pods, others, seconds, pace, waiting)
     took = time.monotonic() - began
     after, cpu = site.attempts(), site.scheduler_cpu_seconds() - cpu
     placed = [name for name in waiting if pods.traces[name].bound is not None]
@@ -129,9 +139,11 @@ def measure_waiting(pods: Pods, infeasible: int, seconds: float, pace: float, fu
     pods.clear(background)
     pods.traces.clear()
     return {
-        "beforeMs": before,
-        "duringMs": during,  # infinite: not placed
-        "notPlaced": sum(one == float("inf") for one in during),
+        "beforeMs": before,  # here and below infinite: not placed
+        "besideFittingMs": beside_fitting,
+        "arrivingMs": arriving,
+        "waitingMs": beside_waiting,
+        "notPlaced": sum(one == float("inf") for one in arriving + beside_waiting),
         "infeasiblePlaced": len(placed),
         "seconds": took,
         "schedulerCpuSeconds": cpu,
@@ -148,7 +160,7 @@ def measure_waiting(pods: Pods, infeasible: int, seconds: float, pace: float, fu
 def _paced(
     pods: Pods, pairs: int, seconds: float, pace: float, bystanders: Mapping[str, None]
 ) -> list[float]:
-    """Pods at a fixed pace, whatever becomes of them; all but the last ten are deleted. Milliseconds to the node."""
+    """Pods at a fixed pace, whatever becomes of them; all but the last _KEPT are deleted. Milliseconds to the node."""
     made: list[str] = []
     placed: deque[str] = deque()
     deleted: set[str] = set()
@@ -161,7 +173,7 @@ def _paced(
             name = pods.next_bound(wait)
             if name is not None and name not in bystanders:
                 placed.append(name)
-                if len(placed) > 10:
+                if len(placed) > _KEPT:
                     deleted.add(placed[0])
                     pods.delete(placed.popleft())
             continue

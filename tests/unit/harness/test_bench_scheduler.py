@@ -10,7 +10,7 @@ import yaml
 
 from harness.bench_scheduler_forms import FORMS, BenchMachine, parse_variant
 from harness.bench_scheduler_measure import Load, partly_taken, stranded_gpus
-from harness.bench_scheduler_report import delay, failures, percentile, ratios, report
+from harness.bench_scheduler_report import delays, failures, percentile, ratios, report
 from harness.bench_scheduler_site import _samples, scheduler_config
 from harness.shell import UsageError
 
@@ -159,7 +159,8 @@ def results(**changes: Any) -> dict[str, Any]:
         ]  # fmt: skip
 
     waiting = {
-        "beforeMs": [10.0] * 99 + [100.0], "duringMs": [10.0] * 98 + [200.0] * 2, "notPlaced": 0,
+        "beforeMs": [10.0] * 99 + [100.0], "waitingMs": [10.0] * 98 + [200.0] * 2, "notPlaced": 0,
+        "besideFittingMs": [1500.0] * 100, "arrivingMs": [900.0] * 100,
         "infeasiblePlaced": 0, "seconds": 5.0, "schedulerCpuSeconds": 2.0,
         "attempts": {"unschedulable": {"count": 4, "seconds": 0.1}},
     }  # fmt: skip
@@ -186,18 +187,21 @@ def test_limits_that_are_not_kept_are_said() -> None:
     assert failures({**slow, "nodes": 100}) == [], "the limit is one for big clusters"
 
     late = results()
-    late["waiting"]["pairs+proportional"]["oneShort"]["duringMs"] = [10.0] * 90 + [float("inf")] * 10
-    assert delay(late["waiting"]["pairs+proportional"]["oneShort"]) == float("inf")
-    assert failures(late) == [
-        "pairs+proportional, oneShort: infeasible pods delay others by inf s, not 0.5 at most"
-    ]
-
     one = late["waiting"]["pairs+proportional"]["oneShort"]
-    one["beforeMs"], one["duringMs"] = [100.0] * 100, [590.0] * 100
-    assert failures(late) == []
-    one["duringMs"] = [610.0] * 100
+    one["waitingMs"] = [10.0] * 90 + [float("inf")] * 10
+    assert delays(one) == {"arriving": -0.6, "waiting": float("inf")}
     assert failures(late) == [
-        "pairs+proportional, oneShort: infeasible pods delay others by 0.51 s, not 0.5 at most"
+        "pairs+proportional, oneShort: waiting infeasible pods delay others by inf s, not 0.5 at most"
+    ]
+    one["beforeMs"], one["waitingMs"] = [100.0] * 100, [590.0] * 100
+    assert failures(late) == []
+    one["waitingMs"] = [610.0] * 100
+    assert failures(late) == [
+        "pairs+proportional, oneShort: waiting infeasible pods delay others by 0.51 s, not 0.5 at most"
+    ]
+    one["waitingMs"], one["arrivingMs"] = [10.0] * 100, [2010.0] * 100
+    assert failures(late) == [
+        "pairs+proportional, oneShort: arriving infeasible pods delay others by 0.51 s, not 0.5 at most"
     ]
 
     dear = results()
