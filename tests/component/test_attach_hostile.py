@@ -125,8 +125,8 @@ def attach_program(pod: Pod, netdev: str, how: str) -> int:
 def program_held(pod: Pod, netdev: str, how: str) -> Iterator[int]:
     """The same by a link, which a process of the pod holds within."""
     command = [sys.executable, str(Path(__file__).with_name("bpf_programs.py")), netdev, how]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(["ip", "netns", "exec", pod.name, *command], text=True, **pipes)
+    command = ["ip", "netns", "exec", pod.name, *command]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         line = process.stdout.readline()

@@ -149,7 +149,7 @@ def _foreign_ended(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[s
     Where the host itself attaches programs it may have attached new ones by now: then nobody can tell whose these are,
     and only those that were there while the netdev was in the pod are gone.
     """
-    problems = []
+    problems: list[str] = []
     if snapshot.programs == ():
         with sides.on_host():
             problems = programs.detach_others(sides.host, link.index, ())
