@@ -168,8 +168,8 @@ class RdmaVfConfig(NetdevConfig):
         "pkey",
         Integer(1, 65535),
         "InfiniBand: the partition, like 0x8001; the subnet manager must have put the port into it. The pod has an "
-        "IPoIB interface in it, named after the NIC's own and the partition (net1.8001), and everything that is set "
-        "on the interface is set there.",
+        "IPoIB interface in it, named after the NIC's own and the partition (net1.8001): mtu, addresses, ipam, routes, "
+        "neighbours, sysctls and ipoib are for this one; features, rings and channels are for the NIC's own below it.",
         unset="the port's default partition, on the NIC's own interface",
     )
     ipoib: vf.Ipoib | None = setting(

@@ -15,11 +15,14 @@ from typing import Literal, Self
 
 ACK, REPLACE, EXCL, CREATE, DUMP = 0x4, 0x100, 0x200, 0x400, 0x300
 NESTED = 0x8000
+GENERIC = 16  # NETLINK_GENERIC, a protocol
+GENERIC_HEADER = struct.Struct("=BBH")  # struct genlmsghdr: command, version
 
 _REQUEST = 0x1
 _INTERRUPTED, _DUMP_TRIES = 0x10, 4  # NLM_F_DUMP_INTR: something changed meanwhile
 _CAPPED, _ACK_TLVS = 0x100, 0x200  # flags of an acknowledgement: request left out; attributes follow
 _ERROR, _DONE = 2, 3
+_CONTROLLER, _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 16, 3, 1, 2
 _ERROR_TEXT = 1  # NLMSGERR_ATTR_MSG
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
 _TIMEOUT = 5.0  # seconds; the kernel answers at once or, where a lock is held, soon
@@ -81,6 +84,14 @@ class Netlink:
                     _raise(inside, answer_flags)
                     return
                 yield inside
+
+
+def generic_family(netlink: Netlink, name: str) -> int:
+    """The number of a family of generic netlink (Documentation/networking/generic_netlink.rst). Raises
+    FileNotFoundError when the kernel has none of that name."""
+    body = GENERIC_HEADER.pack(_GET_FAMILY, 1, 0) + attribute(_FAMILY_NAME, text(name))
+    (answer,) = netlink.request(_CONTROLLER, body)
+    return number(attributes(answer, GENERIC_HEADER.size)[_FAMILY_ID])
 
 
 def attribute(kind: int, value: bytes) -> bytes:

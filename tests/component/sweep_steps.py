@@ -15,8 +15,9 @@ from typing import Any
 
 BEFORE, AFTER = "before", "after"
 _GENERIC = 16  # NETLINK_GENERIC
-#: CTRL_CMD_GETFAMILY; ETHTOOL_MSG_FEATURES_GET, _RINGS_GET, _CHANNELS_GET: they change nothing.
-_GENERIC_READS = frozenset({3, 11, 15, 17})
+#: CTRL_CMD_GETFAMILY; ETHTOOL_MSG_FEATURES_GET, _PRIVFLAGS_GET, _RINGS_GET, _CHANNELS_GET, _COALESCE_GET, _PAUSE_GET:
+#: they change nothing.
+_GENERIC_READS = frozenset({3, 11, 13, 15, 17, 19, 21})
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # Not mode, owner and times: between the making of a file and its renaming they are no state of their own.
 _CHANGING = frozenset(

@@ -350,7 +350,7 @@ def test_a_name_that_the_host_uses_too_is_no_obstacle(vf: NetdevSnapshot, pod: P
 
 
 def test_an_old_snapshot_restores_what_it_knows(vf: NetdevSnapshot, pod: Pod) -> None:
-    """One of an earlier railmate: no ethtool, no addresses."""
+    """One of an earlier railmate: no ethtool, no addresses, nothing of the link."""
     from railmate.claims.records import netdev_snapshot
 
     old = {"pci_address": ADDRESS, "name": vf.name, "mac": vf.mac, "mtu": 4000, "up": False, "parent": None}

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
-import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from railmate.attach.links import attempt
 from railmate.attach.settings import NO_ETHTOOL, EthtoolSettings
 from railmate.netlink import (
+    GENERIC,
+    GENERIC_HEADER,
     Attributes,
     Netlink,
     attribute,
     attribute_list,
     attributes,
+    generic_family,
     nested,
     number,
     text,
@@ -22,16 +24,26 @@ from railmate.netlink import (
 )
 from railmate.netlink import words as decoded
 
-_NETLINK_GENERIC = 16
-_GET_FAMILY, _FAMILY_ID, _FAMILY_NAME, _CONTROLLER = 3, 1, 2, 16
 _FEATURES_GET, _FEATURES_SET = 11, 12
 _HEADER, _DEV_INDEX, _FLAGS, _OMIT_REPLY = 1, 1, 3, 2
 _HARDWARE, _WANTED, _NOCHANGE = 2, 3, 5
 _NOMASK, _BITS, _BIT, _BIT_NAME, _BIT_VALUE = 1, 3, 1, 2, 3
-_GENERIC = struct.Struct("=BBH")  # struct genlmsghdr: command, version
 #: Messages to read and to write, and where each number and its maximum is.
 _RINGS = (15, 16, {"rx": (6, 2), "tx": (9, 5)})
 _CHANNELS = (17, 18, {"rx": (6, 2), "tx": (7, 3), "combined": (9, 5)})
+#: Messages, and for each number its attribute and how many bytes it has.
+_COALESCING = (19, 20, {
+    "adaptive-rx": (11, 1), "adaptive-tx": (12, 1), "rx-usecs": (2, 4), "rx-frames": (3, 4), "rx-usecs-irq": (4, 4),
+    "rx-frames-irq": (5, 4), "tx-usecs": (6, 4), "tx-frames": (7, 4), "tx-usecs-irq": (8, 4), "tx-frames-irq": (9, 4),
+    "stats-block-usecs": (10, 4), "pkt-rate-low": (13, 4), "rx-usecs-low": (14, 4), "rx-frames-low": (15, 4),
+    "tx-usecs-low": (16, 4), "tx-frames-low": (17, 4), "pkt-rate-high": (18, 4), "rx-usecs-high": (19, 4),
+    "rx-frames-high": (20, 4), "tx-usecs-high": (21, 4), "tx-frames-high": (22, 4), "sample-interval": (23, 4),
+    "cqe-mode-tx": (24, 1), "cqe-mode-rx": (25, 1), "tx-aggr-max-bytes": (26, 4), "tx-aggr-max-frames": (27, 4),
+    "tx-aggr-time-usecs": (28, 4),
+})  # fmt: skip
+_PAUSE = (21, 22, {"autoneg": (2, 1), "rx": (3, 1), "tx": (4, 1)})
+_PRIVATE_GET, _PRIVATE_SET, _PRIVATE = 13, 14, 2
+_ADAPTIVE = ("adaptive-rx", "adaptive-tx")
 _Numbers = tuple[int, int, Mapping[str, tuple[int, int]]]
 _NOT_THERE = {errno.EOPNOTSUPP, errno.ENODEV}
 
@@ -48,8 +60,8 @@ class Ethtool:
     """The kernel's ethtool in the network namespace of the thread that makes it."""
 
     def __init__(self) -> None:
-        self._netlink = Netlink(_NETLINK_GENERIC)
-        self._family = _family(self._netlink)
+        self._netlink = Netlink(GENERIC)
+        self._family = generic_family(self._netlink, "ethtool")
 
     def close(self) -> None:
         self._netlink.close()
@@ -59,7 +71,14 @@ class Ethtool:
         rings, most_rings = self._numbers(_RINGS, index)
         channels, most_channels = self._numbers(_CHANNELS, index)
         return EthtoolState(
-            EthtoolSettings(self._features(index), rings, channels),
+            EthtoolSettings(
+                self._features(index),
+                rings,
+                channels,
+                self._plain(_COALESCING, index),
+                self._plain(_PAUSE, index),
+                _values(self._ask(_PRIVATE_GET, index).get(_PRIVATE, b"")),
+            ),
             EthtoolSettings({}, most_rings, most_channels),
         )
 
@@ -67,11 +86,7 @@ class Ethtool:
         """Raises AttachError that says which of them ``what`` refuses."""
         if wanted.features:
             with attempt(f"{what} does not take the features {_listed(wanted.features)}"):
-                bits = [
-                    nested(_BIT, attribute(_BIT_NAME, text(name)), attribute(_BIT_VALUE, b"") if on else b"")
-                    for name, on in wanted.features.items()
-                ]
-                self._send(_FEATURES_SET, index, nested(_WANTED, nested(_BITS, *bits)))
+                self._send(_FEATURES_SET, index, nested(_WANTED, _bit_list(wanted.features)))
         for values, numbers, name in (
             (wanted.rings, _RINGS, "rings"),
             (wanted.channels, _CHANNELS, "channels"),
@@ -81,6 +96,32 @@ class Ethtool:
                     _, command, places = numbers
                     parts = [attribute(places[one][0], u32(value)) for one, value in values.items()]
                     self._send(command, index, b"".join(parts))
+        for values in _in_turn(wanted.coalescing):
+            self._set_plain(
+                _COALESCING, index, values, f"{what} does not take the coalescing {_listed(values)}"
+            )
+        if wanted.pause:
+            self._set_plain(
+                _PAUSE, index, wanted.pause, f"{what} does not take the pause {_listed(wanted.pause)}"
+            )
+        if wanted.private_flags:
+            with attempt(f"{what} does not take the private flags {_listed(wanted.private_flags)}"):
+                self._send(_PRIVATE_SET, index, nested(_PRIVATE, _bit_list(wanted.private_flags)))
+
+    def _plain(self, numbers: _Numbers, index: int) -> dict[str, int]:
+        command, _, places = numbers
+        answer = self._ask(command, index)
+        return {name: number(answer[at]) for name, (at, _) in places.items() if at in answer}
+
+    def _set_plain(self, numbers: _Numbers, index: int, values: Mapping[str, int], refused: str) -> None:
+        _, command, places = numbers
+        parts = [
+            attribute(kind, u32(values[name]) if size == 4 else bytes([values[name]]))
+            for name, (kind, size) in places.items()
+            if name in values
+        ]
+        with attempt(refused):
+            self._send(command, index, b"".join(parts))
 
     def _features(self, index: int) -> dict[str, bool]:
         answer = self._ask(_FEATURES_GET, index)
@@ -104,12 +145,12 @@ class Ethtool:
             if error.errno in _NOT_THERE:
                 return {}
             raise
-        return attributes(answers[0], _GENERIC.size) if answers else {}
+        return attributes(answers[0], GENERIC_HEADER.size) if answers else {}
 
     def _send(self, command: int, index: int, parts: bytes = b"") -> list[bytes]:
         flags = attribute(_FLAGS, u32(_OMIT_REPLY)) if command == _FEATURES_SET else b""
         header = nested(_HEADER, attribute(_DEV_INDEX, u32(index)), flags)
-        return self._netlink.request(self._family, _GENERIC.pack(command, 1, 0) + header + parts)
+        return self._netlink.request(self._family, GENERIC_HEADER.pack(command, 1, 0) + header + parts)
 
 
 def difference(wanted: EthtoolSettings, now: EthtoolSettings) -> EthtoolSettings:
@@ -122,7 +163,16 @@ def difference(wanted: EthtoolSettings, now: EthtoolSettings) -> EthtoolSettings
         {name: bool(on) for name, on in differing(wanted.features, now.features).items()},
         differing(wanted.rings, now.rings),
         differing(wanted.channels, now.channels),
+        differing(wanted.coalescing, now.coalescing),
+        differing(wanted.pause, now.pause),
+        {name: bool(on) for name, on in differing(wanted.private_flags, now.private_flags).items()},
     )
+
+
+def one_by_one(settings: EthtoolSettings) -> list[EthtoolSettings]:
+    """The same in parts of one kind each, so that what is refused keeps nothing else from being set."""
+    kinds = [one.name for one in fields(EthtoolSettings) if getattr(settings, one.name)]
+    return [replace(NO_ETHTOOL, **{kind: getattr(settings, kind)}) for kind in kinds]
 
 
 def impossible(wanted: EthtoolSettings, state: EthtoolState) -> str:
@@ -147,12 +197,6 @@ def impossible(wanted: EthtoolSettings, state: EthtoolState) -> str:
     return "; ".join(found)
 
 
-def _family(netlink: Netlink) -> int:
-    body = _GENERIC.pack(_GET_FAMILY, 1, 0) + attribute(_FAMILY_NAME, text("ethtool"))
-    (answer,) = netlink.request(_CONTROLLER, body)
-    return number(attributes(answer, _GENERIC.size)[_FAMILY_ID])
-
-
 def _bits(bitset: bytes) -> frozenset[str]:
     """The names of the bits that are set: all that are listed or, in a list with a mask, those with a value."""
     parts = attributes(bitset)
@@ -160,9 +204,32 @@ def _bits(bitset: bytes) -> frozenset[str]:
     return frozenset(decoded(bit[_BIT_NAME]) for bit in listed if _NOMASK in parts or _BIT_VALUE in bit)
 
 
+def _values(bitset: bytes) -> dict[str, bool]:
+    """Of a list with a mask: each bit's name, and whether it is set."""
+    listed = [attributes(bit) for _, bit in attribute_list(attributes(bitset).get(_BITS, b""))]
+    return {decoded(bit[_BIT_NAME]): _BIT_VALUE in bit for bit in listed}
+
+
+def _bit_list(wanted: Mapping[str, bool]) -> bytes:
+    """Bits by their names: what is not listed is not changed."""
+    bits = [
+        nested(_BIT, attribute(_BIT_NAME, text(name)), attribute(_BIT_VALUE, b"") if on else b"")
+        for name, on in wanted.items()
+    ]
+    return nested(_BITS, *bits)
+
+
+def _in_turn(wanted: Mapping[str, int]) -> list[dict[str, int]]:
+    """Drivers (ice) refuse fixed values while they adapt them: adapting ends first, and begins last."""
+    off = {name: value for name, value in wanted.items() if name in _ADAPTIVE and not value}
+    on = {name: value for name, value in wanted.items() if name in _ADAPTIVE and value}
+    fixed = {name: value for name, value in wanted.items() if name not in _ADAPTIVE}
+    return [part for part in (off, fixed, on) if part]
+
+
 def words(settings: EthtoolSettings) -> str:
     """For people: what is set, one after the other."""
-    named = (("features", settings.features), ("rings", settings.rings), ("channels", settings.channels))
+    named = [(one.name.replace("_", " "), getattr(settings, one.name)) for one in fields(EthtoolSettings)]
     return "; ".join(f"{name} {_listed(values)}" for name, values in named if values)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 
-from railmate.attach import addressing, ethtool, ipoib, links, rdmasoft, vf
+from railmate.attach import addressing, ethtool, ipoib, links, linkstate, programs, rdmasoft, vf
 from railmate.attach.errors import AttachError
 from railmate.attach.ethtool import Ethtool
 from railmate.attach.links import Link, attempt, error_of
@@ -78,11 +78,24 @@ def _move_home(request: ReturnRequest, link: Link, sides: Sides) -> None:
             links.change(sides.pod, link.index, up=False)
             links.change(sides.pod, link.index, mac=snapshot.mac)
     rdmasoft.take_back(snapshot.soft_rdma, sides)
-    if snapshot.ipoib is not None:
-        ipoib.end_children(sides.pod, link.index)
     with attempt(f"interface {link.name} ({snapshot.pci_address}) cannot be moved from the pod to the host"):
+        linkstate.end_uppers(sides.pod, link.index)
+        # A name that the host knows already would keep it in the pod. So would one equal to its own on the host.
+        linkstate.remove_names(sides.pod, link.index, _unwelcome_names(snapshot, link, sides))
+        if snapshot.programs is not None:
+            programs.detach_others(sides.pod, link.index, snapshot.programs)
         name = _free_name(snapshot, sides)
         links.change(sides.pod, link.index, namespace_fd=sides.host_fd, name=name)
+
+
+def _unwelcome_names(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> tuple[str, ...]:
+    """Alternative names that it did not have on the host, or that another device has got there."""
+    before = snapshot.link.other_names if snapshot.link is not None else link.other_names
+    return tuple(
+        one
+        for one in link.other_names
+        if one == snapshot.name or one not in before or links.get(sides.host, one) is not None
+    )
 
 
 def _free_name(snapshot: NetdevSnapshot, sides: Sides) -> str:
@@ -111,12 +124,14 @@ def restore(
                 snapshot, sides
             )  # a MAC that the physical function has set would keep the VF from its own
         problems = [
+            *_foreign_ended(snapshot, found, sides),
             *ipoib.restore(sides.host, found.index, snapshot.ipoib, found.name),  # it changes the MTU
             *_put_right(snapshot, found, sides),
             # after the netdev: where the pod has set a MAC the physical function follows the VF by itself
             *restore_vf(snapshot, sides),
             *_ethtool_right(snapshot, found, sides),
             *_addresses_right(snapshot, found, sides),
+            *linkstate.restore(sides.host, found.index, snapshot.link),
         ]
         link = links.get_index(sides.host, found.index)
     except OSError as error:
@@ -125,6 +140,23 @@ def restore(
         return NetdevReturn(snapshot.pci_address, ReturnState.LOST, None)
     problems += rdmasoft.restore(snapshot.soft_rdma, link.name, sides)
     return NetdevReturn(snapshot.pci_address, state, link.name, tuple(problems))
+
+
+def _foreign_ended(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
+    """What must be gone before anything is set: a pod's BPF programs, which may keep an MTU or an offload from being
+    set, and names, which may be the netdev's own.
+
+    Where the host itself attaches programs it may have attached new ones by now: then nobody can tell whose these are,
+    and only those that were there while the netdev was in the pod are gone.
+    """
+    problems: list[str] = []
+    if snapshot.programs == ():
+        with sides.on_host():
+            problems = programs.detach_others(sides.host, link.index, ())
+    if snapshot.link is not None:
+        foreign = tuple(one for one in link.other_names if one not in snapshot.link.other_names)
+        linkstate.remove_names(sides.host, link.index, foreign)
+    return problems
 
 
 def _put_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
@@ -214,11 +246,18 @@ def _ethtool_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[s
             wrong = ethtool.difference(snapshot.ethtool, kernel.state(link.index).now)
             if not wrong:
                 return []
-            kernel.set(link.index, wrong, f"netdev {snapshot.name}")
+            problems = []
+            for part in ethtool.one_by_one(wrong):
+                try:
+                    kernel.set(link.index, part, f"netdev {snapshot.name}")
+                except AttachError as error:
+                    problems.append(str(error))
             wrong = ethtool.difference(snapshot.ethtool, kernel.state(link.index).now)
     except AttachError as error:
         return [str(error)]
-    return [f"netdev {snapshot.name} does not take {ethtool.words(wrong)}"] if wrong else []
+    if wrong and not problems:
+        problems.append(f"netdev {snapshot.name} does not take {ethtool.words(wrong)}")
+    return problems
 
 
 def _addresses_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:

@@ -14,7 +14,7 @@ from railmate.attach.links import Link, attempt
 from railmate.attach.settings import IpoibSettings
 from railmate.netlink import CREATE, EXCL, Netlink, attribute, attributes, nested, number, text, u32, words
 
-_NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
+_NEWLINK, _GETLINK = 16, 18
 _IFNAME, _LINK, _LINKINFO, _KIND, _DATA = 3, 5, 18, 1, 2
 _PKEY, _MODE, _UMCAST = 1, 2, 3
 _MODES = ("datagram", "connected")  # IPOIB_MODE_*
@@ -88,13 +88,6 @@ def children(netlink: Netlink, parent: int) -> list[tuple[int, str]]:
         if is_child and _settings(message) is not None:
             found.append((index, words(parts[_IFNAME])))
     return found
-
-
-def end_children(netlink: Netlink, parent: int) -> None:
-    """End the interfaces over one that is about to leave. Raises AttachError."""
-    with attempt("the interfaces in further partitions cannot be ended"):
-        for index, _ in children(netlink, parent):
-            netlink.request(_DELLINK, _INFO.pack(0, 0, index, 0, 0))
 
 
 def restore(netlink: Netlink, index: int, before: IpoibSettings | None, name: str) -> list[str]:

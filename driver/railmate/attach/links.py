@@ -12,11 +12,22 @@ from dataclasses import dataclass
 from pyroute2.netlink.exceptions import NetlinkError
 
 from railmate.attach.errors import AttachError
-from railmate.netlink import Netlink, attribute, attributes, number, text, u32, words
+from railmate.netlink import (
+    Attributes,
+    Netlink,
+    attribute,
+    attribute_list,
+    attributes,
+    number,
+    text,
+    u32,
+    words,
+)
 
 _NEWLINK, _GETLINK = 16, 18
 _ADDRESS, _IFNAME, _MTU, _NET_NS_FD, _EXT_MASK, _PARENT_DEV_NAME = 1, 3, 4, 28, 29, 56
 _LINK, _LINKINFO, _INFO_KIND = 5, 18, 1
+_PROPERTIES, _ALTERNATIVE_NAME = 52, 53
 _IFF_UP = 1
 _SKIP_STATISTICS = u32(1 << 3)  # RTEXT_FILTER_SKIP_STATS: half of the work of reading a link
 _INFO = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, index, flags, change mask
@@ -29,6 +40,7 @@ class Link:
     ``parent`` is the device it belongs to: a PCI address for a VF, a name like ``virtio2``, None for an
     interface without hardware and before Linux 5.14 (IFLA_PARENT_DEV_NAME). ``kind`` is what rtnetlink calls a link
     that software makes (``macvlan``), ``lower`` the index of the one that it stands on, in that one's namespace.
+    ``other_names`` are found like its name, and no other interface of the namespace can have them.
     """
 
     index: int
@@ -39,6 +51,7 @@ class Link:
     parent: str | None
     kind: str | None = None
     lower: int | None = None
+    other_names: tuple[str, ...] = ()
 
 
 def _link(message: bytes) -> Link:
@@ -54,7 +67,14 @@ def _link(message: bytes) -> Link:
         parent=words(found[_PARENT_DEV_NAME]) if _PARENT_DEV_NAME in found else None,
         kind=words(kind) if kind is not None else None,
         lower=number(found[_LINK]) if _LINK in found else None,
+        other_names=other_names(found),
     )
+
+
+def other_names(link: Attributes) -> tuple[str, ...]:
+    """Alternative names (IFLA_ALT_IFNAME) in a link's attributes."""
+    properties = attribute_list(link.get(_PROPERTIES, b""))
+    return tuple(words(value) for kind, value in properties if kind == _ALTERNATIVE_NAME)
 
 
 def mac_text(value: bytes) -> str:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from railmate.attach.linkstate import LinkState
 from railmate.attach.rdmamodel import RdmaDeviceRef
 from railmate.attach.settings import (
     NO_ETHTOOL,
@@ -36,7 +37,8 @@ class NetdevSnapshot:
     say; then the MAC identifies the netdev. ``mtu`` in bytes. ``addresses`` with prefix, without those that the
     kernel makes itself. ``vf`` is what the physical function kept of it, None where there is none to ask.
     ``soft_rdma`` are RDMA devices that software makes over it: they end when it moves, and are made anew.
-    ``ipoib`` is its kind, where it is an IPoIB interface.
+    ``ipoib`` is its kind, where it is an IPoIB interface. ``link`` is what rtnetlink keeps of it besides, ``programs``
+    are the ids of BPF programs on it; None: an earlier railmate did not look.
     """
 
     pci_address: str
@@ -51,6 +53,8 @@ class NetdevSnapshot:
     vf: VfSettings | None = None
     soft_rdma: tuple[RdmaDeviceRef, ...] = ()
     ipoib: IpoibSettings | None = None
+    link: LinkState | None = None
+    programs: tuple[int, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

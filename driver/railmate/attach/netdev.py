@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from railmate.attach import addressing, ethtool, ipoib, links, macvlan, vf
+from railmate.attach import addressing, ethtool, ipoib, links, linkstate, macvlan, programs, vf
 from railmate.attach.errors import AttachError, NamespaceGoneError, UnfitError
 from railmate.attach.ethtool import Ethtool
 from railmate.attach.home import bring_home
@@ -98,6 +98,8 @@ def _snapshot(
             physical=physical if kept else None,
             vf=kept,
             ipoib=ipoib.read(sides.host, link.index) if ipoib.is_ipoib(link) else None,
+            link=linkstate.read(sides.host, link.index),
+            programs=programs.attached(sides.host, link.index),
         )
 
 

@@ -63,14 +63,23 @@ class IpoibSettings:
 
 @dataclass(frozen=True, slots=True)
 class EthtoolSettings:
-    """Offloads by the kernel's name, ring sizes (``rx``, ``tx``) and queues (``rx``, ``tx``, ``combined``)."""
+    """Offloads by the kernel's name, ring sizes (``rx``, ``tx``) and queues (``rx``, ``tx``, ``combined``).
+
+    Only of what is to be restored: interrupt ``coalescing`` and flow control (``pause``) by the words of ethtool(8),
+    and the driver's ``private_flags``.
+    """
 
     features: Mapping[str, bool] = field(default_factory=dict)
     rings: Mapping[str, int] = field(default_factory=dict)
     channels: Mapping[str, int] = field(default_factory=dict)
+    coalescing: Mapping[str, int] = field(default_factory=dict)
+    pause: Mapping[str, int] = field(default_factory=dict)
+    private_flags: Mapping[str, bool] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.features or self.rings or self.channels)
+        return any(
+            (self.features, self.rings, self.channels, self.coalescing, self.pause, self.private_flags)
+        )
 
 
 NO_ETHTOOL = EthtoolSettings()

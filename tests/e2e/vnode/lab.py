@@ -98,8 +98,8 @@ class VnodeLab:
         rdma = json.loads(self.guest.run("rdma", "-j", "dev", "show"))
         rdma_links = json.loads(self.guest.run("rdma", "-j", "link", "show"))
         files = f"ls -d {PLUGIN_DIR}/claims/* {PLUGIN_DIR}/attached/* /run/cdi/* 2> /dev/null"
-        # per netdev its offloads and rings
-        ethtool = "cd /sys/class/net; for d in rail*; do for what in k g; do ethtool -$what $d; done; done"
+        # per netdev its offloads, rings and coalescing
+        ethtool = "cd /sys/class/net; for d in rail*; do for what in k g c; do ethtool -$what $d; done; done"
         return flatten({
             "link": {link["ifname"]: link for link in links},
             "rdma": {one["ifname"]: one for one in rdma},

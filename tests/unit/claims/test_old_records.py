@@ -52,6 +52,7 @@ def test_an_entry_of_the_railmate_before_is_read() -> None:
     assert nic.snapshot == NetdevSnapshot(VFS[0], "vf0", "02:00:00:00:00:01", 1500, True, VFS[0])
     assert (nic.settings, nic.ipam, nic.leased) == (NO_SETTINGS, None, False)
     assert (nic.snapshot.ethtool, nic.snapshot.physical, nic.snapshot.addresses) == (NO_ETHTOOL, None, ())
+    assert (nic.snapshot.link, nic.snapshot.programs) == (None, None)
     assert entry.attachment is not None
     assert entry.attachment.netdevs == (AttachedNetdev(VFS[0], "net1", 7, "02:00:00:00:00:01", 1500),)
 
