@@ -56,6 +56,7 @@ class OfferOptions:
     ``all_attributes``: publish everything that is known of a device, not only what most people select on.
     ``held``: what pods have; see ``railmate.publish.held``.
     ``shared_pfs``: physical functions that pods share through sub-interfaces; the first that fits counts.
+    ``awaiting_vfs``: physical functions that are to have VFs; those that have none yet are not offered whole.
     ``handed_out``: vendors whose GPUs a device plugin hands out on this node, and under which name.
     """
 
@@ -67,6 +68,7 @@ class OfferOptions:
     all_attributes: bool = False
     held: Sequence[OfferedDevice] = ()
     shared_pfs: tuple[SharedPfs, ...] = ()
+    awaiting_vfs: frozenset[str] = frozenset()
     handed_out: Mapping[GpuVendor, str] = field(default_factory=dict)
 
 
@@ -312,6 +314,8 @@ class _Mapping:
         function = device.function
         if device.address in self.options.excluded:
             return "the node's uplink"
+        if device.address in self.options.awaiting_vfs and not function.virtual_functions:
+            return "its VFs, which --vf-provisioning asks for, are not made yet"
         if function.driver is None:
             return "no driver" if self._drivers_known else None
         if function.driver in PASS_THROUGH:

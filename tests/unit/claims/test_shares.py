@@ -130,6 +130,14 @@ def test_a_claim_of_both_kinds_has_a_config_of_each() -> None:
     assert [device.nics[0].interface for device in plan.devices] == ["sub0", "vf0"]
 
 
+def test_a_share_of_a_port_that_is_gone_from_the_machine_is_refused_in_words() -> None:
+    """It stays published while others have shares of it."""
+    found = inventory()
+    functions = {address: one for address, one in found.functions.items() if address != PF}
+    with pytest.raises(ClaimError, match="device node1/shared is not on node node1"):
+        make_plan(claim(1, share(1)), ref(1), view(inventory=replace(found, functions=functions)), ())
+
+
 @pytest.mark.parametrize("wrong", [None, "", "../../x", "a" * 64])
 def test_an_allocation_without_a_share_is_refused(wrong: str | None) -> None:
     """A scheduler that knows no shares would give the whole function to one claim."""
@@ -151,11 +159,13 @@ def test_many_claims_hold_shares_of_one_function(world: World) -> None:
     for number in range(1, 7):
         world.prepared(number, share(number), pods=(f"pod-{number}",))
     assert len(world.ledger.entries()) == 6
-    assert world.state.held_addresses() == set()
-    assert [len(claims) for claims in world.state.sharers().values()] == [6]
+    assert world.state.holdings.now().addresses == set()
+    assert [len(claims) for claims in world.state.holdings.sharers().values()] == [6]
+    (device,) = world.state.holdings.now().devices
+    assert (device.name, device.nics, device.sub_interfaces) == ("shared", (PF,), 6)
     for entry in world.ledger.entries().values():
         world.ledger.put(replace(entry, boot_id="another boot"))
-    assert world.state.sharers() == {}, "after a reboot"
+    assert world.state.holdings.sharers() == {}, "after a reboot"
 
 
 def test_the_same_share_is_with_one_claim_only(world: World) -> None:
