@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,11 +27,13 @@ from claims_world import (
 import railmate.claims.shares as shares
 from railmate.attach.errors import UnfitError
 from railmate.attach.macvlan import Port
-from railmate.attach.settings import Route
+from railmate.attach.settings import Neighbour, Route, RoutingRule
 from railmate.claims.plan import ClaimError, make_plan
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.errors import RailmateError
+from railmate_api import fields
+from railmate_api.config import RdmaSharedConfig
 
 
 def shared_config(**fields: Any) -> Any:
@@ -89,6 +92,48 @@ def test_config_is_applied_to_the_sub_interface() -> None:
     assert nic.settings.sysctls == {"ipv4/arp_ignore": "1"}
     assert nic.settings.vf is None
     assert device.env_hints
+
+
+#: Every field of the config and what it becomes, by the attribute's path from the device.
+EFFECTS: dict[str, tuple[Any, str, Any]] = {
+    "interfaceName": ("rail0", "nic.interface", "rail0"),
+    "mtu": (1400, "nic.settings.mtu", 1400),
+    "mac": ("02:00:00:00:00:0A", "nic.sub.mac", "02:00:00:00:00:0a"),
+    "macvlanMode": ("private", "nic.sub.mode", "private"),
+    "addresses": (["10.1.0.5/24"], "nic.settings.addresses", ("10.1.0.5/24",)),
+    "ipam": ({"type": "books"}, "nic.ipam.config", {"type": "books"}),
+    "routes": ([{"destination": "10.2.0.0/16"}], "nic.settings.routes", (Route("10.2.0.0/16"),)),
+    "rules": ([{"table": 9, "destination": "::/0"}], "nic.settings.rules", (RoutingRule(9, 1000, None, "::/0"),)),
+    "neighbours": (
+        [{"address": "10.1.0.1", "mac": "02:00:00:00:00:0B"}],
+        "nic.settings.neighbours",
+        (Neighbour("10.1.0.1", "02:00:00:00:00:0b"),),
+    ),
+    "sysctls": ({"arpIgnore": 1}, "nic.settings.sysctls", {"ipv4/arp_ignore": "1"}),
+    "envHints": (True, "device.env_hints", True),
+}
+
+
+@pytest.mark.parametrize("field", EFFECTS)
+def test_every_field_has_its_effect(field: str, tmp_path: Path) -> None:
+    (tmp_path / "books").touch()
+    given, path, wanted = EFFECTS[field]
+    node = view(cni_dir=tmp_path, node_exists=Path.exists)
+
+    def effect(*said: Any) -> Any:
+        (device,) = make_plan(claim(1, share(1), configs=list(said)), ref(1), node, ()).devices
+        first, *rest = path.split(".")
+        found: Any = {"device": device, "nic": device.nics[0]}[first]
+        for name in rest:
+            found = getattr(found, name, None)
+        return found
+
+    assert effect(shared_config(**{field: given})) == wanted
+    assert effect() != wanted
+
+
+def test_no_field_is_forgotten() -> None:
+    assert {one.name for one in fields.settings(RdmaSharedConfig).values()} == EFFECTS.keys()
 
 
 @pytest.mark.parametrize(
