@@ -142,7 +142,9 @@ class Sweep:
         self.scenario, self.passing = scenario, VFS[: int(what)] if scenario.passing else []
         if what in (ANOTHER_GUID, PARTITION):
             macs = [MACS[VFS[0]]]
-            self.claim = claim(1, "pair-0", configs=[GUID_CONFIG if what == ANOTHER_GUID else PARTITION_CONFIG])
+            self.claim = claim(
+                1, "pair-0", configs=[GUID_CONFIG if what == ANOTHER_GUID else PARTITION_CONFIG]
+            )
         elif what == SHARES:
             shares = [share(1, "a"), share(2, "b")]
             macs = [stable_mac(one["shareID"]) for one in shares]

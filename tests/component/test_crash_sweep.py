@@ -43,7 +43,10 @@ CASES = [
 ]
 #: What CI has no time for.
 LONG = [
-    *((name, ANOTHER_GUID) for name in ("attach", "unprepare without release", "unprepare, then the claim is gone")),
+    *(
+        (name, ANOTHER_GUID)
+        for name in ("attach", "unprepare without release", "unprepare, then the claim is gone")
+    ),
     *(
         (name, PARTITION)
         for name in (

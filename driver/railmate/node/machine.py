@@ -142,7 +142,7 @@ def _remembered(settings: Settings) -> Inventory:
 
 class MachineWatch:
     """Blocking; run it in a daemon thread. ``held`` gives what claims hold, ``changed`` is called with each view that
-    differs from the last, ``gone`` with what is missing, ``event`` as soon as the kernel says that something changed."""
+    differs from the last, ``gone`` with what is missing, ``event`` as soon as the kernel tells of a change."""
 
     def __init__(
         self,

@@ -92,7 +92,9 @@ class Provisioner:
 
     def _try(self, one: PfChange | Refusal, inventory: Inventory, failures: int) -> _Try:
         if isinstance(one, Refusal):
-            self._tell(apply(ProvisioningPlan((), (one,)), inventory, self._kept_from_claims, self._sysfs_root))
+            self._tell(
+                apply(ProvisioningPlan((), (one,)), inventory, self._kept_from_claims, self._sysfs_root)
+            )
             return _Try(one)
         problems = apply(ProvisioningPlan((one,)), inventory, self._kept_from_claims, self._sysfs_root)
         if not problems:

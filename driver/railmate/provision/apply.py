@@ -54,7 +54,9 @@ def _provision(change: PfChange, inventory: Inventory, held: Set[str], sysfs_roo
     now = len(function.vf_addresses())
     taken = sorted(held & {change.address, *function.vf_addresses()}) if change.resize else []
     if taken:
-        return [f"a claim has got {', '.join(taken)} meanwhile, so it keeps its {now} VFs. It is looked at anew"]
+        return [
+            f"a claim has got {', '.join(taken)} meanwhile, so it keeps its {now} VFs. It is looked at anew"
+        ]
     if now != change.present:
         return [
             f"it had {change.present} VFs and has {now} now: somebody else changes their number. It is looked at anew"

@@ -10,7 +10,6 @@ from railmate.inventory.model import Inventory, PciFunction
 from railmate.topology.model import Role
 from railmate_api.provisioning import PfRule, PfSelector, VfProvisioning
 
-
 #: What becomes of a port that cannot get its VFs: pods would wait for an administrator else.
 WHOLE_MEANWHILE = ". Until then it is offered as a whole port"
 

@@ -29,7 +29,7 @@ def assign_counters(devices: Sequence[OfferedDevice], switches: Mapping[str, str
     Counters are in one set, else in one of GPUs and one of NICs. Where there are too many for that there is no device
     of the whole node, and they are grouped by switch where a switch's fit into one set; else each cluster of devices
     that share hardware has a set of its own. A cluster that is too large even for that (a GPU with
-    dozens of NICs) loses what is made of hardware that pods have under another name, which nobody could get anyway, then
+    dozens of NICs) loses what is made of hardware that pods have under another name, which nobody could get, then
     the devices of its lone NICs, then those of several GPUs, then all. Notes tell what is lost. What pods hold is
     never lost: see `railmate.publish.held`.
     """

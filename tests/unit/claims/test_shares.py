@@ -103,7 +103,11 @@ EFFECTS: dict[str, tuple[Any, str, Any]] = {
     "addresses": (["10.1.0.5/24"], "nic.settings.addresses", ("10.1.0.5/24",)),
     "ipam": ({"type": "books"}, "nic.ipam.config", {"type": "books"}),
     "routes": ([{"destination": "10.2.0.0/16"}], "nic.settings.routes", (Route("10.2.0.0/16"),)),
-    "rules": ([{"table": 9, "destination": "::/0"}], "nic.settings.rules", (RoutingRule(9, 1000, None, "::/0"),)),
+    "rules": (
+        [{"table": 9, "destination": "::/0"}],
+        "nic.settings.rules",
+        (RoutingRule(9, 1000, None, "::/0"),),
+    ),
     "neighbours": (
         [{"address": "10.1.0.1", "mac": "02:00:00:00:00:0B"}],
         "nic.settings.neighbours",

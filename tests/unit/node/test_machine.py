@@ -300,7 +300,9 @@ def own_tree(settings: Settings, tmp_path: Path, vfs: int = 2) -> Settings:
     return replace(settings, sysfs_root=tmp_path / "own/sys", proc_root=tmp_path / "own/proc")
 
 
-def test_what_is_prepared_during_the_first_look_is_published_as_before(settings: Settings, tmp_path: Path) -> None:
+def test_what_is_prepared_during_the_first_look_is_published_as_before(
+    settings: Settings, tmp_path: Path
+) -> None:
     settings = own_tree(settings, tmp_path)
     first = look(settings)
     remember(settings, first)

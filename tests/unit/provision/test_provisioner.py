@@ -113,7 +113,9 @@ def test_a_nic_is_awaited_until_its_vfs_cannot_be_made(monkeypatch: pytest.Monke
     assert watched.provisioner.again_in is None
 
 
-def test_a_nic_that_can_have_no_vfs_is_offered_whole_and_people_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nic_that_can_have_no_vfs_is_offered_whole_and_people_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     watched = Watched(monkeypatch)
     watched.look(machine(0))
     assert watched.provisioner.awaiting == {PHYSICAL}

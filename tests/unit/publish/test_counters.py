@@ -217,7 +217,10 @@ def test_whatever_is_offered_and_held_there_is_an_offer_and_what_is_held_is_in_i
     is_gpu = set(_PARTS[:gpus])
 
     def made(name: str, kind: str, parts: list[str]) -> OfferedDevice:
-        mine = tuple(part for part in parts if part in is_gpu), tuple(part for part in parts if part not in is_gpu)
+        mine = (
+            tuple(part for part in parts if part in is_gpu),
+            tuple(part for part in parts if part not in is_gpu),
+        )
         return OfferedDevice(name, kind, {}, gpus=mine[0], nics=mine[1])
 
     devices = [made(f"device{n}", kind, parts) for n, (parts, kind) in enumerate(offered)]

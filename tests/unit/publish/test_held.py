@@ -83,7 +83,11 @@ PORT = "0000:0c:00.0"
 
 
 def shared_port(inventory: Inventory) -> OfferedDevice:
-    (device,) = [one for one in of_kind(offer_of(inventory, shared_pfs=ALL_SHARED), "rdma-shared") if one.nics == (PORT,)]
+    (device,) = [
+        one
+        for one in of_kind(offer_of(inventory, shared_pfs=ALL_SHARED), "rdma-shared")
+        if one.nics == (PORT,)
+    ]
     return device
 
 
@@ -114,7 +118,9 @@ def test_a_port_that_pods_share_and_that_is_not_shared_any_more_stays_published_
     offer = offer_of(now, shared_pfs=rules, held=[held])
     (kept,) = of_kind(offer, names.KIND_HELD)
     assert (kept.name, kept.nics, kept.sub_interfaces) == (held.name, (PORT,), 2)
-    assert [one.name for one in offer.devices if PORT in one.nics] == [held.name], "neither alone nor in a pair"
+    assert [one.name for one in offer.devices if PORT in one.nics] == [held.name], (
+        "neither alone nor in a pair"
+    )
     assert any(f"{PORT} is no longer shared, but pods still have shares of it" in one for one in offer.notes)
     check_invariants(offer)
     check_api_limits(resource_slices(offer, "railmate.dev", "node1"))
@@ -126,7 +132,9 @@ def test_a_port_that_pods_share_and_that_is_not_shared_any_more_stays_published_
         one for one in ended.devices if one.kind == "rdma-vf" and PORT not in one.nics
     ]
     if vfs == 0:
-        assert any(one.kind == "pair" and PORT in one.nics for one in ended.devices), "once its pods have ended"
+        assert any(one.kind == "pair" and PORT in one.nics for one in ended.devices), (
+            "once its pods have ended"
+        )
 
 
 def test_a_shared_port_in_use_is_never_published_as_one_for_a_single_claim(scanned: Scanned) -> None:
@@ -150,7 +158,9 @@ def test_a_shared_port_that_is_gone_from_the_machine_stays_published_while_pods_
     inventory = scanned("dgx-a100", 0)
     held = shares_of(shared_port(inventory), 1)
     functions = {address: one for address, one in inventory.functions.items() if address != PORT}
-    gone = replace(inventory, functions=functions, nics=tuple(one for one in inventory.nics if one.address != PORT))
+    gone = replace(
+        inventory, functions=functions, nics=tuple(one for one in inventory.nics if one.address != PORT)
+    )
     offer = offer_of(gone, shared_pfs=ALL_SHARED, held=[held])
     assert [one.name for one in of_kind(offer, names.KIND_HELD)] == [held.name]
     check_invariants(offer)
