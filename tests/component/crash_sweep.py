@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from component.sweep_infiniband import GUID, GUID_CONFIG, PARTITION_CONFIG, PKEY
 from component.sweep_node import (
     HOME,
     LIVE,
@@ -36,7 +37,7 @@ from railmate.attach.netdev import attach_all
 from railmate.claims.records import Attachment
 from unit.claims.claims_world import VFS, claim, ref, share, uid, vfio_config
 
-SHARES = "shares"
+SHARES, ANOTHER_GUID, PARTITION = "shares", "guid", "partition"
 _PATIENCE = 3.0  # seconds; nothing here is ever in the way for longer
 
 
@@ -139,7 +140,12 @@ SCENARIOS: dict[str, Scenario] = {
 class Sweep:
     def __init__(self, scenario: Scenario, what: str, root: Path) -> None:
         self.scenario, self.passing = scenario, VFS[: int(what)] if scenario.passing else []
-        if what == SHARES:
+        if what in (ANOTHER_GUID, PARTITION):
+            macs = [MACS[VFS[0]]]
+            self.claim = claim(
+                1, "pair-0", configs=[GUID_CONFIG if what == ANOTHER_GUID else PARTITION_CONFIG]
+            )
+        elif what == SHARES:
             shares = [share(1, "a"), share(2, "b")]
             macs = [stable_mac(one["shareID"]) for one in shares]
             self.claim = claim(1, *shares, configs=[shared_config()])
@@ -149,8 +155,11 @@ class Sweep:
             config = vfio_config() if scenario.passing else settings_config(int(what))
             self.claim = claim(1, device, configs=[config])
         self.interfaces = {f"net{n}": mac for n, mac in enumerate(macs, 1)}
-        self.node = Node(root)
-        self.bus_at_first = self.node.bus.state()
+        if what == PARTITION:
+            self.interfaces[f"net1.{PKEY:04x}"] = "of its NIC"
+        self.guid = {VFS[0]: GUID} if what == ANOTHER_GUID else {}
+        self.node = Node(root, with_infiniband=what in (ANOTHER_GUID, PARTITION))
+        self.bus_at_first, self.guids_at_first = self.node.bus.state(), self.node.guids()
         self.failures: list[str] = []
         self.cases = 0
 
@@ -239,6 +248,7 @@ class Sweep:
             "pod": {},
             "files": {},
             "bus": self.bus_at_first,
+            "guids": self.guids_at_first,
         }
         if picture != clean:
             raise AssertionError(f"something is left in the end:\n{difference(clean, picture)}")
@@ -258,6 +268,8 @@ class Sweep:
             bound = {address: self.node.bus.driver(address) for address in self.passing}
             if set(bound.values()) - {"vfio-pci"}:
                 raise AssertionError(f"{when} the gate is open and the VFs are bound to {bound}")
+            if not self.guid.items() <= self.node.guids().items():
+                raise AssertionError(f"{when} the gate is open and the GUIDs are {self.node.guids()}")
 
     def _forked(self, work: Callable[[], Any], dies: bool = False) -> Any:
         """Run ``work`` in a process of its own; its result. ``dies``: it must be killed."""
@@ -295,7 +307,11 @@ def difference(wanted: dict[str, Any], found: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("scenario", choices=SCENARIOS)
-    parser.add_argument("what", choices=("1", "2", SHARES), help="VFs of the claim, or two shares of a PF")
+    parser.add_argument(
+        "what",
+        choices=("1", "2", SHARES, ANOTHER_GUID, PARTITION),
+        help="VFs of the claim; or two shares of a PF, a VF with another GUID, a VF in a partition",
+    )
     parser.add_argument("root", type=Path)
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)

@@ -16,6 +16,7 @@ from typing import Any
 
 from pyroute2 import IPRoute
 
+from component.sweep_infiniband import Port, infiniband
 from railmate.attach.drivers import DriverBinding
 from railmate.claims.attachments import Sandbox
 from railmate.claims.ledger import Ledger
@@ -125,9 +126,10 @@ def make_link(name: str, address: str, *more: str) -> None:
 
 
 class Node:
-    """Four VFs and their physical function, played by veth ends; a pod's namespace; the disk; the API's claims."""
+    """Four VFs and their physical function, played by veth ends; a pod's namespace; the disk; the API's claims.
+    ``with_infiniband``: the links are InfiniBand."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, with_infiniband: bool = False) -> None:
         self.root, self.api = root, Api()
         self.cni_dir = root.with_name(f"{root.name}-plugins")
         self.cni_dir.mkdir()
@@ -138,6 +140,7 @@ class Node:
         self._route, self._pod_route = IPRoute(), IPRoute(netns=POD_NS)
         self._pod_fd = os.open(POD_PATH, os.O_RDONLY)
         self.bus = PciBus(root.with_name(f"{root.name}-pci"))
+        self.infiniband = Port(self.bus) if with_infiniband else None
         self.make_links()
         DriverBinding._write = staticmethod(self.bus.write)  # type: ignore[method-assign, assignment]
 
@@ -150,6 +153,8 @@ class Node:
             ip("link", "set", name, "up")
         for number, address in enumerate(VFS):
             self.bus.add(address, "mlx5_core", str(10 + number))
+        if self.infiniband:
+            self.infiniband.setup()
         # a driver's netdev is the kernel's own way of naming and setting up one
         self.bus.came = lambda address: make_link(f"eth{VFS.index(address)}", address)
         self.bus.went = lambda address: ip("link", "delete", f"peer{PLACES[address]}")
@@ -223,7 +228,11 @@ class Node:
             },
             "files": self.files(),
             "bus": self.bus.state(),
+            "guids": self.guids(),
         }
+
+    def guids(self) -> dict[str, str]:
+        return self.infiniband.guids() if self.infiniband else {}
 
     def _ipv4(self, route: IPRoute) -> list[Any]:
         return [one for one in route.get_addr(family=socket.AF_INET) if one["index"] != 1]
@@ -241,7 +250,12 @@ def _links(route: Any) -> dict[str, tuple[str, int, bool]]:
         )
         for link in route.link("dump")
     }  # fmt: skip
-    return {name: link for name, link in found.items() if name != "lo" and not name.startswith("peer")}
+    return {
+        # an interface in a partition has its NIC's address, and the one that plays it another each time
+        name: ("of its NIC", *link[1:]) if "." in name else link
+        for name, link in found.items()
+        if name != "lo" and not name.startswith("peer")
+    }
 
 
 class Driver:
@@ -249,7 +263,7 @@ class Driver:
 
     def __init__(self, node: Node) -> None:
         view = world.view(
-            inventory=inventory(),
+            inventory=infiniband(inventory()) if node.infiniband else inventory(),
             netdev_of=netdev_of,
             cni_dir=node.cni_dir,
             sysfs_root=node.bus.sysfs,

@@ -183,7 +183,7 @@ def test_no_file_in_the_ledger_stops_the_driver_or_costs_another_claim(node: Nod
         if chance.random() < 0.5 and copy_of.exists():
             copy_of.write_bytes(damaged(whole, chance))
         assert uid(2) in node.ledger.entries()
-        assert {GPUS[1], VFS[3]} <= node.state.held_addresses()
+        assert {GPUS[1], VFS[3]} <= node.state.holdings.now().addresses
     node.reconciler.run()
     clearly(lambda: node.state.synchronize([sandbox(), sandbox("sandbox-2", "pod-2", "/run/netns/2")]))
     clearly(lambda: node.state.prepare(ref(3), patience=0))

@@ -2,7 +2,7 @@
 
 The ledger knows of a lease before its plugin is asked, and forgets it after the plugin has it back: whatever is cut
 short is given back with the claim. Plugins may take seconds, so they are never asked under the ledger's lock, for
-which pods wait; a lock of their own keeps two askers for one claim apart.
+which pods wait; a lock of the claim's own keeps two askers for it apart.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Leases:
     def obtain(self, ref: ClaimRef) -> Entry:
         """The claim's entry with the addresses among its NICs' settings. Raises ClaimError; what was obtained by then
         is given back with the claim, or when it is prepared again."""
-        with self._ledger.leasing():
+        with self._ledger.leasing(ref.uid):
             entry = self._ledger.get(ref.uid)
             if entry is None:
                 raise ClaimError(f"{ref}: it was given back while it was being prepared.")
@@ -64,7 +64,7 @@ class Leases:
 
     def forget(self, entry: Entry) -> None:
         """Give back what the claim had before its devices were others, or before a reboot."""
-        with self._ledger.leasing():
+        with self._ledger.leasing(entry.claim.uid):
             self._release(entry)
             with self._ledger.locked():
                 now = self._ledger.get(entry.claim.uid) or entry
@@ -72,7 +72,7 @@ class Leases:
 
     def end(self, entry: Entry) -> None:
         """Give back all that the claim may have, and drop its entry and what was written for it meanwhile."""
-        with self._ledger.leasing():
+        with self._ledger.leasing(entry.claim.uid):
             self._release(entry)
             with self._ledger.locked():
                 self._files.remove(entry.claim.uid)

@@ -10,8 +10,10 @@ import fcntl
 import json
 import logging
 import os
+import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +46,6 @@ class Ledger:
         self._asked: list[float] = []  # when each use of the lock that has not ended asked for it
         self._lock_file = plugin_dir / "serialize.lock"
         self._descriptor: int | None = None
-        self._lease_lock = threading.Lock()
         self._lease_lock_file = plugin_dir / "leases.lock"
 
     @property
@@ -64,18 +65,46 @@ class Ledger:
             self._asked.remove(asked)
 
     @contextmanager
-    def leasing(self) -> Iterator[None]:
-        """One thread of one instance at a time asks for addresses or gives them back, which may take seconds.
+    def leasing(self, uid: str) -> Iterator[None]:
+        """One thread of one instance at a time asks for addresses of this claim, binds its functions, or undoes either,
+        which may take seconds. Other claims' go on meanwhile.
 
         Taken before ``locked``, never within it.
         """
-        with self._lease_lock:
-            descriptor = os.open(self._lease_lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                yield
-            finally:
-                os.close(descriptor)
+        with self._byte_lock(f"claim {uid}"):
+            yield
+
+    @contextmanager
+    def reserving(self, function: str) -> Iterator[None]:
+        """Meanwhile this physical function and its VFs are prepared for nobody, by no instance: see ``is_reserved``.
+
+        Taken before ``locked``, never within it. Once ``locked`` was had within it, what claims have of the function
+        stands in the ledger.
+        """
+        with self._byte_lock(f"function {function}"):
+            yield
+
+    def is_reserved(self, function: str) -> bool:
+        """Asked when ``locked``, before a claim that has something of the physical function is written."""
+        try:
+            with self._byte_lock(f"function {function}", wait=False):
+                return False
+        except BlockingIOError:
+            return True
+
+    @contextmanager
+    def _byte_lock(self, key: str, *, wait: bool = True) -> Iterator[None]:
+        """A lock of its own for each key, on one byte of one file, so that no files are left behind. It belongs to the
+        open file (fcntl(2), open file description locks), so it is one among threads, too, and ends with its process.
+        Raises BlockingIOError when another has it and it is not to be waited for."""
+        descriptor = os.open(self._lease_lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            # struct flock: type, whence, start, length, pid
+            wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, zlib.crc32(key.encode()), 1, 0)
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, wanted)
+            yield
+        finally:
+            os.close(descriptor)
 
     def busy_for(self) -> float:
         """Seconds since the longest-standing use of the lock asked for it. More than some means that it is stuck."""

@@ -224,7 +224,12 @@ class _Planner:
 
     def _offered(self, result: Mapping[str, Any]) -> OfferedDevice:
         offered = self._node.offer.by_name.get(result["device"])
-        if result["pool"] != self._node.pool or offered is None:
+        # a device that pods hold is published also when its hardware is gone
+        there = offered is not None and self._node.inventory.functions.keys() >= {
+            *offered.gpus,
+            *offered.nics,
+        }
+        if result["pool"] != self._node.pool or offered is None or not there:
             raise ClaimError(
                 f"{self._ref}: device {result['pool']}/{result['device']} is not on node {self._node.pool} (any more). "
                 "Delete the pod, so that its successor is given devices that are there."

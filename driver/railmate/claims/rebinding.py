@@ -1,8 +1,8 @@
 """PCI functions that a claim changes: given to vfio-pci, or to their own driver with another GUID.
 
 The ledger knows what a function was before it is touched, and forgets it after it is that again: whatever is cut short
-is undone with the claim. A driver may take seconds, so none is bound under the ledger's lock, for which pods wait; the
-lock of the leases keeps two changers of one claim apart.
+is undone with the claim. A driver may take seconds, so none is bound under the ledger's lock, for which pods wait; a
+lock of the claim's own keeps two changers of it apart, and lets other claims' go on.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Rebinding:
     def make(self, ref: ClaimRef) -> Entry:
         """The claim's entry with its functions changed. Raises ClaimError; what was changed by then is undone with the
         claim."""
-        with self._ledger.leasing():
+        with self._ledger.leasing(ref.uid):
             entry = self._ledger.get(ref.uid)
             if entry is None:
                 raise ClaimError(f"{ref}: it was given back while it was being prepared.")
@@ -153,7 +153,7 @@ class Rebinding:
         if not self.held(entry):
             return
         errors: list[RailmateError] = []
-        with self._ledger.leasing():
+        with self._ledger.leasing(entry.claim.uid):
             self._note(entry.claim, _on_its_way)
             for nic in (self._ledger.get(entry.claim.uid) or entry).nics:
                 if nic.change is None:

@@ -230,20 +230,21 @@ def of_boot(entries: Iterable[Entry], boot_id: str) -> list[Entry]:
 
 
 def devices_of(entries: Iterable[Entry]) -> list[OfferedDevice]:
-    """What claims have for themselves: each device's name and what it is made of."""
-    return [
-        OfferedDevice(
+    """What claims have: each device's name and what it is made of. A shared port is one device, and its
+    ``sub_interfaces`` are the shares that claims have of it."""
+    found: dict[str, OfferedDevice] = {}
+    for one in (device for entry in entries for device in entry.devices if not device.admin_access):
+        shares = found[one.device].sub_interfaces if one.device in found else 0
+        found[one.device] = OfferedDevice(
             one.device,
             "",
             {},
             gpus=one.gpus,
             nics=tuple(nic.address for nic in one.nics),
             partition=one.partition,
+            sub_interfaces=shares + 1 if one.share_id is not None else 0,
         )
-        for entry in entries
-        for one in entry.devices
-        if not one.admin_access and one.share_id is None
-    ]
+    return list(found.values())
 
 
 def netdev_snapshot(value: Any) -> NetdevSnapshot:

@@ -20,6 +20,7 @@ from railmate.attach.errors import UnfitError
 from railmate.attach.netdev import snapshot
 from railmate.claims import leases, rebinding
 from railmate.claims.attachments import Attachments, Sandbox, attempt
+from railmate.claims.holdings import Holdings
 from railmate.claims.leases import Leases
 from railmate.claims.ledger import Ledger
 from railmate.claims.nicplan import physical_port
@@ -33,11 +34,11 @@ from railmate.claims.plan import (
     reserved_pods,
 )
 from railmate.claims.rebinding import Rebinding, partition_missing
-from railmate.claims.records import ClaimRef, Entry, PreparedDevice, devices_of, of_boot
+from railmate.claims.records import ClaimRef, Entry, PreparedDevice
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.shares import with_port
 from railmate.errors import RailmateError
-from railmate.publish.model import OfferedDevice, overlap
+from railmate.publish.model import overlap
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class ClaimState:
     ) -> None:
         self._api, self._node, self._ledger, self._files = api, node, ledger, runtime_files
         self._observer = observer or ClaimObserver()
+        self.holdings = Holdings(ledger, boot_id)
         self.moves = Attachments(node.driver, ledger, boot_id, self._observer.attached)
         self._leases = Leases(ledger, runtime_files, lambda: self._node.cni_dir)
         self._rebinding = Rebinding(ledger, runtime_files, lambda: self._node, boot_id)
@@ -122,32 +124,9 @@ class ClaimState:
         self._stopping = True
         self._freed.set()
 
-    def held(self) -> dict[str, ClaimRef]:
-        """PCI addresses of all hardware that claims hold, and whose it is. After a reboot nothing is held."""
-        return {part: entry.claim for entry in self._entries_now() for part in entry.hardware}
-
-    def _entries_now(self) -> list[Entry]:
-        with self._ledger.locked():
-            return of_boot(self._ledger.entries().values(), self._boot_id)
-
     def changing(self) -> Set[str]:
         """PCI addresses of functions that are on their way from one driver to another."""
         return self._rebinding.changing()
-
-    def held_addresses(self) -> Set[str]:
-        return self.held().keys()
-
-    def held_devices(self) -> list[OfferedDevice]:
-        """Devices that claims have for themselves; see ``devices_of``."""
-        return devices_of(self._entries_now())
-
-    def sharers(self) -> dict[str, list[ClaimRef]]:
-        """PCI addresses of NICs that claims have shares of, and whose those are."""
-        found: dict[str, list[ClaimRef]] = {}
-        for entry in self._entries_now():
-            for address in entry.shared:
-                found.setdefault(address, []).append(entry.claim)
-        return found
 
     # --- the kubelet's verbs
     def prepare(self, ref: ClaimRef, patience: float = PREPARE_PATIENCE) -> PreparedClaim:
@@ -346,13 +325,24 @@ class ClaimState:
         return entry
 
     def _new_entry(self, claim: Mapping[str, Any], ref: ClaimRef, others: Mapping[str, Entry]) -> Entry:
-        self._refuse_overlap(claim, ref, others)  # first: it is asked again and again while a claim waits
+        # first: these are asked again and again while a claim waits
+        self._refuse_reserved(claim, ref)
+        self._refuse_overlap(claim, ref, others)
         plan = make_plan(claim, ref, self._node, self._taken_interfaces(claim, others))
         passing = {nic.address for device in plan.devices for nic in device.nics if nic.passes_through}
         devices = tuple(self._with_snapshots(device, ref, passing) for device in plan.devices)
         for warning in plan.warnings:
             log.warning("%s", warning)
         return Entry(ref, plan.pods, devices, self._boot_id, plan.pod_claim_name)
+
+    def _refuse_reserved(self, claim: Mapping[str, Any], ref: ClaimRef) -> None:
+        """A physical function whose VFs are made anew at this moment takes what it has with it."""
+        offered, functions = self._node.offer.by_name, self._node.inventory.functions
+        results = [one["device"] for one in allocated(claim, self._node.driver) if not one.get("adminAccess")]
+        nics = {nic for device in results if device in offered for nic in offered[device].nics}
+        for physical in sorted({functions[nic].physical_function or nic for nic in nics if nic in functions}):
+            if self._ledger.is_reserved(physical):
+                raise _NotYetError(f"{ref}: the VFs of {physical} are being made.")
 
     def _refuse_overlap(self, claim: Mapping[str, Any], ref: ClaimRef, others: Mapping[str, Entry]) -> None:
         """The last line of defence: after a force delete the scheduler hands a device on while the old pod

@@ -150,20 +150,24 @@ class Sysfs:
 
 
 def targets(offer: Offer, inventory: Inventory) -> dict[str, Target]:
-    """The functions behind the offered devices, with the physical functions of VFs, each once."""
+    """The functions behind the offered devices, with the physical functions of VFs, each once.
+
+    Of a device that a pod holds the machine may know nothing any more: then only whether it is there is looked at.
+    """
     found: dict[str, Target] = {}
     shared = {nic for device in offer.devices if device.sub_interfaces for nic in device.nics}
     for device in offer.devices:
         for gpu in device.gpus:
-            function = inventory.functions[gpu]
-            found[gpu] = Target(gpu, Kind.GPU, port=_port(function))
+            known = inventory.functions.get(gpu)
+            found[gpu] = Target(gpu, Kind.GPU, port=_port(known) if known else None)
         for nic in device.nics:
-            function = inventory.functions[nic]
-            parent = function.physical_function
-            if parent is not None:
-                found[nic] = Target(nic, Kind.VF, parent=parent)
-                function = inventory.functions[parent]
-            found[function.address] = _nic(function, function.address in shared)
+            function = inventory.functions.get(nic)
+            if function is None or function.physical_function is not None:
+                parent = inventory.functions.get(function.physical_function or "") if function else None
+                found[nic] = Target(nic, Kind.VF, parent=parent.address if parent else None)
+                function = parent
+            if function is not None:
+                found[function.address] = _nic(function, function.address in shared)
     return found
 
 

@@ -17,11 +17,11 @@ from railmate import files
 from railmate.attach.rdmalook import char_devices
 from railmate.cdi.vendor import VendorSpecs
 from railmate.claims.attachments import Sandbox, attempt
+from railmate.claims.holdings import Holdings
 from railmate.claims.ledger import Ledger, boot_id
 from railmate.claims.observation import Observations
 from railmate.claims.plan import NodeView
 from railmate.claims.reconcile import Reconciler
-from railmate.claims.records import devices_of, of_boot
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.state import ClaimState
 from railmate.errors import RailmateError
@@ -73,22 +73,20 @@ class Agent:
             settings.driver_name, settings.plugin_dir, settings.cdi_dir, settings.installed_gate
         )
         self._ledger, self._runtime_files = ledger, runtime_files
+        boot = boot_id()
+        holdings = Holdings(ledger, boot)
         provisioner = Provisioner(
             settings.provisioning,
             settings.sysfs_root,
             lambda message: self._reports.node_event("VfsNotProvisioned", message),
+            holdings.kept_from_claims,
         )
         if not settings.ignore_device_plugins:
             plugins = DevicePlugins(
                 kube, settings.node_name, lambda message: self._reports.node_event("GpusWithheld", message)
             )
             settings = replace(settings, handed_out=plugins.handed_out)
-        boot = boot_id()
-        entries = of_boot(ledger.entries().values(), boot)
-        held = {part for entry in entries for part in entry.hardware}
-        shared = {address for entry in entries for address in entry.shared}
-        devices = devices_of(entries)
-        view = first_look(settings, held, provisioner, shared, devices)
+        view = first_look(settings, holdings.now, provisioner)
         self._offered = view.offer
         self._vendor_specs = VendorSpecs([Path("/etc/cdi"), settings.cdi_dir])
         observations = Observations(ledger, runtime_files, settings.sysfs_root, settings.dev_root)
@@ -129,13 +127,11 @@ class Agent:
         self._watch = MachineWatch(
             settings,
             view,
-            self._state.held_addresses,
+            holdings.now,
             self._on_changed,
             self._on_gone,
             provisioner,
             self._monitor.recheck,
-            lambda: self._state.sharers().keys(),
-            self._state.held_devices,
         )
         self._paths = sockets(settings.kubelet_dir, settings.driver_name, settings.pod_uid)
         self._kubelet = KubeletServer(
@@ -269,10 +265,11 @@ class Agent:
             self._offered = view.offer
             self._offers.put(view.offer)
         # of what claims hold alone the watch tells by itself
-        self._on_gone(self._state.sharers().keys() - view.inventory.functions.keys())
+        self._on_gone(self._state.holdings.sharers().keys() - view.inventory.functions.keys())
 
     def _on_gone(self, addresses: Set[str]) -> None:
-        holders = {address: [claim] for address, claim in self._state.held().items()} | self._state.sharers()
+        holdings = self._state.holdings
+        holders = {address: [claim] for address, claim in holdings.owners().items()} | holdings.sharers()
         for address in sorted(addresses & holders.keys()):
             message = (
                 f"{address} is no longer in node {self._settings.node_name}, and this claim holds it. "

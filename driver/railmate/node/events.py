@@ -29,6 +29,10 @@ class RuntimeEvents:
         self._sandboxes: dict[str, Sandbox] = {}  # by ID, all that have not ended
         # not the kubelet's threads: those may all be waiting for a device that only an event here frees
         self._workers = ThreadPoolExecutor(4, thread_name_prefix="nri")
+        # what ends frees devices that those that begin may be waiting for, so it stands behind none of them
+        self._ending = ThreadPoolExecutor(2, thread_name_prefix="nri-end")
+        # asks the API server, which may take as long as it likes
+        self._adopting = ThreadPoolExecutor(1, thread_name_prefix="nri-adopt")
 
     async def synchronize(self, pods: list[PodSandbox], containers: list[ContainerInfo]) -> None:
         live = [_sandbox(pod) for pod in await self._run(live_sandboxes, pods)]
@@ -53,10 +57,13 @@ class RuntimeEvents:
 
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
         self._sandboxes.pop(pod.id, None)
-        await self._run(self._state.detach, pod.id)
+        await self._end(pod)
 
     async def remove_pod_sandbox(self, pod: PodSandbox) -> None:
-        await self._run(self._state.detach, pod.id)
+        await self._end(pod)
+
+    async def _end(self, pod: PodSandbox) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._ending, self._state.detach, pod.id)
 
     async def create_container(self, pod: PodSandbox, container: ContainerInfo) -> ContainerAdjustment | None:
         claims = self._claims(container)
@@ -67,7 +74,7 @@ class RuntimeEvents:
             await self._run(self._checked, sandbox, claims)
         except RailmateError:
             # the runtime does not wait for the API; the kubelet tries this container again in some seconds
-            asyncio.get_running_loop().run_in_executor(self._workers, self._adopt, sandbox, claims)
+            asyncio.get_running_loop().run_in_executor(self._adopting, self._adopt, sandbox, claims)
             raise
         adjustment: ContainerAdjustment = await self._run(self._adjustment, pod, container, claims)
         return adjustment
@@ -103,7 +110,8 @@ class RuntimeEvents:
         return {sandbox.pod_uid: sandbox for sandbox in list(self._sandboxes.values())}
 
     def close(self) -> None:
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._workers, self._ending, self._adopting):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, verb: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._workers, verb, *arguments)

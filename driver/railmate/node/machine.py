@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from railmate import files
+from railmate.claims.holdings import Held
 from railmate.claims.ledger import boot_id
 from railmate.inventory import seen
 from railmate.inventory.merge import keep_facts, keep_held
@@ -19,12 +20,13 @@ from railmate.inventory.uplinks import uplink_functions, uplink_names
 from railmate.node.provisioning import Provisioner
 from railmate.node.settings import Settings
 from railmate.publish.devices import build_offer
-from railmate.publish.model import Offer, OfferedDevice
+from railmate.publish.model import Offer
 from railmate.topology.analyze import analyze
 from railmate.topology.model import Topology
 
 log = logging.getLogger(__name__)
 
+NOTHING_HELD = Held()
 _SEEN = "seen.json"
 #: How often the machine is looked at in a row when claims are prepared meanwhile.
 _MOST_LOOKS = 5
@@ -45,31 +47,28 @@ class View:
 def look(
     settings: Settings,
     before: Inventory | None = None,
-    held: Set[str] = frozenset(),
-    devices: Sequence[OfferedDevice] = (),
+    held: Held = NOTHING_HELD,
+    awaiting: frozenset[str] = frozenset(),
 ) -> View:
-    """What is in the machine and what of it is offered. ``held`` hardware stays as it was ``before``, ``devices`` that
-    pods have stay published."""
+    """What is in the machine and what of it is offered. Hardware that is ``held`` stays as it was ``before``, and
+    devices that are stay published. ``awaiting``: physical functions that are about to get VFs."""
     inventory, gone = scan(settings.sysfs_root, settings.proc_root), frozenset[str]()
     if before is not None:
-        inventory, gone = keep_held(before, keep_facts(before, inventory), held)
+        inventory, gone = keep_held(before, keep_facts(before, inventory), held.addresses)
     topology = analyze(inventory, settings.override)
     excluded = uplink_functions(inventory, uplink_names())
-    offer = build_offer(inventory, topology, settings.offer_options(excluded, devices))
+    offer = build_offer(inventory, topology, settings.offer_options(excluded, held.devices, awaiting))
     return View(inventory, offer, topology, gone)
 
 
-def first_look(
-    settings: Settings,
-    held: Set[str],
-    provisioner: Provisioner,
-    shared: Set[str] = frozenset(),
-    devices: Sequence[OfferedDevice] = (),
-) -> View:
+def first_look(settings: Settings, held: Callable[[], Held], provisioner: Provisioner) -> View:
     """The first look of this process, after VFs have been made. What an earlier process knew of hardware that
-    pods hold is on disk. ``shared``: what pods have shares of, which stays on the node."""
-    view = look(settings, _remembered(settings), held, devices)
-    view = _provisioned(settings, view, held, shared, provisioner, devices)
+    pods hold is on disk. ``held`` is asked again after the look: until the kubelet knows this process the earlier one
+    prepares claims."""
+    before = _remembered(settings)
+    view = _provisioned(settings, before, held, provisioner)
+    if view is None:  # claims come too fast; the next look will see
+        view = look(settings, before, held(), provisioner.awaiting)
     log_notes(view)
     log.info(
         "machine class %s: %d GPUs, %d NIC functions, %d pairs; %d devices offered",
@@ -81,18 +80,30 @@ def first_look(
 
 
 def _provisioned(
-    settings: Settings,
-    view: View,
-    held: Set[str],
-    shared: Set[str],
-    provisioner: Provisioner,
-    devices: Sequence[OfferedDevice],
-) -> View:
-    """The view, or a new one when VFs had to be made."""
+    settings: Settings, before: Inventory, held: Callable[[], Held], provisioner: Provisioner
+) -> View | None:
+    """A look, and a second one when VFs had to be made. None when claims came faster than looks."""
+    found = _steady(settings, before, held, provisioner)
+    if found is None:
+        return None
+    view, now = found
     uplinks = uplink_functions(view.inventory, uplink_names())
-    if provisioner.provision(view.inventory, view.topology, uplinks, held | shared):
-        return look(settings, view.inventory, held, devices)
-    return view
+    if provisioner.provision(view.inventory, view.topology, uplinks, now.addresses | now.shared):
+        found = _steady(settings, view.inventory, held, provisioner)
+    return found[0] if found is not None else None
+
+
+def _steady(
+    settings: Settings, before: Inventory, held: Callable[[], Held], provisioner: Provisioner
+) -> tuple[View, Held] | None:
+    """A look and what was held from its beginning to its end: a claim that is prepared meanwhile may take a function's
+    driver or netdev away while it is looked at."""
+    for _ in range(_MOST_LOOKS):
+        now = held()
+        view = look(settings, before, now, provisioner.awaiting)
+        if now.covers(held()):
+            return view, now
+    return None
 
 
 def log_notes(view: View, before: View | None = None) -> None:
@@ -130,26 +141,21 @@ def _remembered(settings: Settings) -> Inventory:
 
 
 class MachineWatch:
-    """Blocking; run it in a daemon thread. ``held`` gives the addresses of all hardware that claims hold, ``shared``
-    of what they have shares of, ``devices`` their devices, ``changed`` is called with each view that differs
-    from the last, ``gone`` with what is missing, ``event`` as soon as the kernel says that something changed."""
+    """Blocking; run it in a daemon thread. ``held`` gives what claims hold, ``changed`` is called with each view that
+    differs from the last, ``gone`` with what is missing, ``event`` as soon as the kernel tells of a change."""
 
     def __init__(
         self,
         settings: Settings,
         first: View,
-        held: Callable[[], Set[str]],
+        held: Callable[[], Held],
         changed: Callable[[View], None],
         gone: Callable[[Set[str]], None],
         provisioner: Provisioner,
         event: Callable[[], None] = lambda: None,
-        shared: Callable[[], Set[str]] = frozenset,
-        devices: Callable[[], Sequence[OfferedDevice]] = tuple,
     ) -> None:
         self._settings, self._view, self._provisioner = settings, first, provisioner
-        self._devices = devices
         self._held, self._changed, self._gone, self._event = held, changed, gone, event
-        self._shared = shared
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -159,10 +165,12 @@ class MachineWatch:
             log.warning("no device events from the kernel (%s); looking every %.0f s only", error, _EVERY)
             events = None
         while not self._stopping.is_set():
+            again_in = self._provisioner.again_in
+            patience = _EVERY if again_in is None else min(_EVERY, again_in)
             if events is None:
-                self._stopping.wait(_EVERY)
+                self._stopping.wait(patience)
             else:
-                events.wait(_EVERY)
+                events.wait(patience)
             if not self._stopping.is_set():
                 self._event()
                 self.look_again()
@@ -178,15 +186,9 @@ class MachineWatch:
             log.exception("the machine cannot be looked at; what is published stays as it is")
 
     def _look_again(self) -> None:
-        for _ in range(_MOST_LOOKS):
-            held, devices = self._held(), self._devices()
-            view = look(self._settings, self._view.inventory, held, devices)
-            # a claim that was prepared meanwhile may have taken a function's driver away while it was looked at
-            if self._held() <= held:
-                break
-        else:
+        view = _provisioned(self._settings, self._view.inventory, self._held, self._provisioner)
+        if view is None:
             return  # claims come too fast; the next look will see
-        view = _provisioned(self._settings, view, held, self._shared(), self._provisioner, devices)
         log_notes(view, self._view)
         if view.gone - self._view.gone:
             self._gone(view.gone - self._view.gone)

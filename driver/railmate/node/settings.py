@@ -56,8 +56,14 @@ class Settings:
                 f"--gate-binary {self.gate_binary}: no such file. The image has it; outside, build driver/gate."
             )
 
-    def offer_options(self, excluded: frozenset[str], held: Sequence[OfferedDevice] = ()) -> OfferOptions:
-        """``excluded``: addresses that are never offered. ``held``: what pods have."""
+    def offer_options(
+        self,
+        excluded: frozenset[str],
+        held: Sequence[OfferedDevice] = (),
+        awaiting_vfs: frozenset[str] = frozenset(),
+    ) -> OfferOptions:
+        """``excluded``: addresses that are never offered. ``held``: what pods have. ``awaiting_vfs``: physical
+        functions that are about to get VFs."""
         return OfferOptions(
             nics_only=self.nics_only,
             share_pair_vfs=self.share_pair_vfs,
@@ -66,6 +72,7 @@ class Settings:
             switch_groups=self.switch_groups,
             all_attributes=self.all_attributes,
             held=held,
+            awaiting_vfs=awaiting_vfs,
             shared_pfs=self.shared_pfs,
             handed_out=self.handed_out(),
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Set
+from collections.abc import Callable, Set
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from railmate.attach import eswitch, links, sriov, vf
@@ -19,7 +20,13 @@ from railmate.provision.plan import PfChange, ProvisioningPlan, in_use
 log = logging.getLogger(__name__)
 
 
-def apply(plan: ProvisioningPlan, inventory: Inventory, held: Set[str], sysfs_root: Path) -> list[str]:
+#: Keeps a physical function and its VFs from claims; gives the addresses of what claims have already.
+KeptFromClaims = Callable[[str], AbstractContextManager[Set[str]]]
+
+
+def apply(
+    plan: ProvisioningPlan, inventory: Inventory, kept_from_claims: KeptFromClaims, sysfs_root: Path
+) -> list[str]:
     """Make the changes; a sentence for each that could not be made, and for each refusal.
 
     Blocking: a NIC's driver may take a second for each VF. Each change is logged before and after.
@@ -27,9 +34,11 @@ def apply(plan: ProvisioningPlan, inventory: Inventory, held: Set[str], sysfs_ro
     problems = [f"{one.address} is not provisioned: {one.reason}." for one in plan.refusals]
     for change in plan.changes:
         try:
-            problems += [
-                f"{change.address}: {problem}." for problem in _provision(change, inventory, held, sysfs_root)
-            ]
+            with kept_from_claims(change.address) as held:
+                problems += [
+                    f"{change.address}: {problem}."
+                    for problem in _provision(change, inventory, held, sysfs_root)
+                ]
         except AttachError as error:
             problems.append(
                 f"{change.address} is not provisioned: {error}. "
@@ -43,6 +52,11 @@ def _provision(change: PfChange, inventory: Inventory, held: Set[str], sysfs_roo
     function, rule = sriov.PhysicalFunction(sysfs_root, change.address), change.rule
     problems = []
     now = len(function.vf_addresses())
+    taken = sorted(held & {change.address, *function.vf_addresses()}) if change.resize else []
+    if taken:
+        return [
+            f"a claim has got {', '.join(taken)} meanwhile, so it keeps its {now} VFs. It is looked at anew"
+        ]
     if now != change.present:
         return [
             f"it had {change.present} VFs and has {now} now: somebody else changes their number. It is looked at anew"

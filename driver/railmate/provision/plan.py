@@ -10,6 +10,9 @@ from railmate.inventory.model import Inventory, PciFunction
 from railmate.topology.model import Role
 from railmate_api.provisioning import PfRule, PfSelector, VfProvisioning
 
+#: What becomes of a port that cannot get its VFs: pods would wait for an administrator else.
+WHOLE_MEANWHILE = ". Until then it is offered as a whole port"
+
 
 @dataclass(frozen=True, slots=True)
 class PfChange:
@@ -99,11 +102,12 @@ def _refused(
 ) -> str | None:
     if function.address in uplinks:
         return "it carries the node's own traffic; provision its VFs before the node joins the cluster"
+    none = not function.virtual_functions
     if rule.vfs > function.max_virtual_functions:
         most = function.max_virtual_functions
         return (
             f"{rule.vfs} VFs are wanted and it can have {most} (sriov_totalvfs); ask for fewer, or raise the number "
-            "in the NIC's firmware (mlxconfig NUM_OF_VFS) and in the BIOS (SR-IOV)"
+            f"in the NIC's firmware (mlxconfig NUM_OF_VFS) and in the BIOS (SR-IOV){WHOLE_MEANWHILE if none else ''}"
         )
     if function.driver is None:
         return "it has no driver; bind one, then restart railmate's pod on this node"

@@ -29,9 +29,9 @@ def assign_counters(devices: Sequence[OfferedDevice], switches: Mapping[str, str
     Counters are in one set, else in one of GPUs and one of NICs. Where there are too many for that there is no device
     of the whole node, and they are grouped by switch where a switch's fit into one set; else each cluster of devices
     that share hardware has a set of its own. A cluster that is too large even for that (a GPU with
-    dozens of NICs) loses the devices of its lone NICs, then those of several GPUs. Notes tell what is lost.
-    Raises ValueError when a device would need more sets, or a set more counters, than the API
-    allows, which would be a mistake in the mapping, not in the machine.
+    dozens of NICs) loses what is made of hardware that pods have under another name, which nobody could get, then
+    the devices of its lone NICs, then those of several GPUs, then all. Notes tell what is lost. What pods hold is
+    never lost: see `railmate.publish.held`.
     """
     gpus = {gpu for device in devices for gpu in device.gpus}
     notes: tuple[str, ...] = ()
@@ -65,10 +65,14 @@ def _shared(devices: Sequence[OfferedDevice]) -> list[str]:
 
 
 def _needs_counter(part: str, users: Sequence[OfferedDevice]) -> bool:
-    if len(users) < 2 or all(device.partition for device in users):
+    if len(users) < 2 or all(device.partition for device in users) or all(map(_is_held, users)):
         return False
     is_gpu = part in users[0].gpus
     return is_gpu or not any(all(gpu in device.gpus for device in users) for gpu in users[0].gpus)
+
+
+def _is_held(device: OfferedDevice) -> bool:
+    return device.kind == names.KIND_HELD
 
 
 def _in_two_sets(shared: Sequence[str], gpus: Collection[str]) -> dict[str, str] | None:
@@ -80,7 +84,11 @@ def _in_two_sets(shared: Sequence[str], gpus: Collection[str]) -> dict[str, str]
 
 
 def _without_crowds(devices: Sequence[OfferedDevice]) -> tuple[list[OfferedDevice], tuple[str, ...]]:
-    """Drops devices until each cluster fits into a counter set, and tells which."""
+    """Drops devices until each cluster fits into a counter set, and tells which.
+
+    In the end a cluster has but devices that pods hold, and of those none can be given out, so they need no counters.
+    """
+    held = {part for one in devices if _is_held(one) for part in one.gpus + one.nics}
     kept, notes = [one for one in devices if one.kind != names.KIND_NODE], []
     if len(kept) < len(devices):
         notes.append(
@@ -88,26 +96,26 @@ def _without_crowds(devices: Sequence[OfferedDevice]) -> tuple[list[OfferedDevic
             f"device may consume from {MAX_SETS_PER_DEVICE} sets of {MAX_COUNTERS_PER_SET}"
         )
     for what, droppable in (
-        ("NICs of GPU {gpus} are offered only in its pair, not alone as well", lambda one: not one.gpus),
-        ("groups of GPUs {gpus} are not offered", lambda one: len(one.gpus) > 1),
+        (
+            "devices of {parts} are not offered until pods give back what they have of them under other names",
+            lambda one: not held.isdisjoint(one.gpus + one.nics),
+        ),
+        ("NICs of GPU {parts} are offered only in its pair, not alone as well", lambda one: not one.gpus),
+        ("groups of GPUs {parts} are not offered", lambda one: len(one.gpus) > 1),
+        ("devices of {parts} are not offered", lambda one: True),
     ):
         for cluster in _clusters(_shared(kept), kept):
             if len(cluster) <= MAX_COUNTERS_PER_SET:
                 continue
             near = [device for device in kept if not cluster.isdisjoint(device.gpus + device.nics)]
-            dropped = {device.name for device in near if droppable(device)}
+            dropped = {device.name for device in near if droppable(device) and not _is_held(device)}
             if dropped:
                 kept = [device for device in kept if device.name not in dropped]
-                gpus = sorted({gpu for device in near for gpu in device.gpus})
+                parts = sorted({gpu for device in near for gpu in device.gpus} or cluster)
                 notes.append(
-                    f"{len(dropped)} {what.format(gpus=', '.join(gpus))}: "
+                    f"{len(dropped)} {what.format(parts=', '.join(parts))}: "
                     f"that would need {len(cluster)} counters, and a counter set holds {MAX_COUNTERS_PER_SET}"
                 )
-    largest = max(map(len, _clusters(_shared(kept), kept)), default=0)
-    if largest > MAX_COUNTERS_PER_SET:
-        raise ValueError(
-            f"{largest} GPUs and NICs are offered together and one by one; {MAX_COUNTERS_PER_SET} is the most"
-        )
     return kept, tuple(notes)
 
 
@@ -119,10 +127,6 @@ def _with_counters(
         for part in device.gpus + device.nics
         if part in set_of
     )
-    if len({name for name, _, _ in consumes}) > MAX_SETS_PER_DEVICE:
-        raise ValueError(
-            f"device {device.name} would consume from more than {MAX_SETS_PER_DEVICE} counter sets"
-        )
     return replace(device, consumes=consumes)
 
 

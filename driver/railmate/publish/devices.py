@@ -24,7 +24,7 @@ from railmate.publish.attributes import (
 from railmate.publish.counters import assign_counters
 from railmate.publish.devicenames import device_name, group_name, node_name, pair_name
 from railmate.publish.held import SECTION as SECTION_HELD
-from railmate.publish.held import still_held
+from railmate.publish.held import shared_in_use, still_held
 from railmate.publish.model import Offer, OfferedDevice
 from railmate.publish.shared import SharedPfs, shared_ports
 from railmate.publish.units import Unit, Units, joined, whole_switches
@@ -56,6 +56,7 @@ class OfferOptions:
     ``all_attributes``: publish everything that is known of a device, not only what most people select on.
     ``held``: what pods have; see ``railmate.publish.held``.
     ``shared_pfs``: physical functions that pods share through sub-interfaces; the first that fits counts.
+    ``awaiting_vfs``: physical functions that are to have VFs; those that have none yet are not offered whole.
     ``handed_out``: vendors whose GPUs a device plugin hands out on this node, and under which name.
     """
 
@@ -67,6 +68,7 @@ class OfferOptions:
     all_attributes: bool = False
     held: Sequence[OfferedDevice] = ()
     shared_pfs: tuple[SharedPfs, ...] = ()
+    awaiting_vfs: frozenset[str] = frozenset()
     handed_out: Mapping[GpuVendor, str] = field(default_factory=dict)
 
 
@@ -114,12 +116,14 @@ class _Mapping:
         self._drivers_known = any(one.driver for one in inventory.functions.values())
         self._describe = Describer(inventory, topology)
         self._shared = shared_ports(options.shared_pfs, inventory, topology.roles, options.excluded)
-        # a port without VFs that is shared is not offered whole
+        self._in_use = shared_in_use(options.held)
+        # a port without VFs that is shared, or that pods have shares of, is not offered whole
+        kept_here = self._in_use | self._shared.offered.keys()
         rails = [
             nic
             for nic in inventory.nics
             if topology.roles.get(nic.address) == Role.RAIL
-            and (nic.address not in self._shared.offered or nic.function.virtual_functions)
+            and (nic.address not in kept_here or nic.function.virtual_functions)
         ]
         offered_gpus = () if self.options.nics_only else inventory.gpus
         candidates: list[Gpu | Nic] = [*offered_gpus, *rails]
@@ -300,6 +304,7 @@ class _Mapping:
         for parent, reasons in vfs.items():
             yield from notes.vfs_left_out(parent, reasons)
         yield from self._shared.notes(self._inventory)
+        yield from notes.still_shared(sorted(self._in_use - self._shared.offered.keys(), key=order))
         yield from notes.halves(self._units.without_half)
         for unit in self._units.few_vfs:
             yield notes.few_vfs([gpu.address for gpu in unit.gpus], unit.pair.nics)
@@ -309,6 +314,8 @@ class _Mapping:
         function = device.function
         if device.address in self.options.excluded:
             return "the node's uplink"
+        if device.address in self.options.awaiting_vfs and not function.virtual_functions:
+            return "its VFs, which --vf-provisioning asks for, are not made yet"
         if function.driver is None:
             return "no driver" if self._drivers_known else None
         if function.driver in PASS_THROUGH:

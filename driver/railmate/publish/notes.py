@@ -43,6 +43,17 @@ def shared_only(addresses: Sequence[str]) -> Iterator[str]:
         )
 
 
+def still_shared(addresses: Sequence[str]) -> Iterator[str]:
+    """Ports that are not shared any more, and that pods still have shares of."""
+    if addresses:
+        one = len(addresses) == 1
+        yield (
+            f"NIC{'' if one else 's'} {', '.join(addresses)} {'is' if one else 'are'} no longer shared, but pods still "
+            f"have shares of {'it' if one else 'them'}: until those pods end {'it is' if one else 'they are'} offered "
+            "neither shared nor whole"
+        )
+
+
 def handed_out(resource: str) -> str:
     """Why a GPU is left to a device plugin on the same node."""
     return (

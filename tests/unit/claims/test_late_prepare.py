@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from claims_netdevs import World
-from claims_world import claim, ref, uid
+from claims_world import BOOT, PF, VFS, claim, ref, share, uid
 
+from railmate.claims.holdings import Holdings
+from railmate.claims.ledger import Ledger
 from railmate.claims.plan import ClaimError
 
 PATIENCE = 20.0
@@ -66,3 +68,64 @@ def test_claim_that_was_given_back_is_prepared_when_it_is_asked_for_again(world:
     world.state.prepare(ref(1), patience=0)
     assert set(world.ledger.entries()) == {uid(1)}
     assert not world.state._preparing
+
+
+# --- VFs that are made anew meanwhile, by whichever instance
+def test_a_claim_that_is_there_before_the_vfs_are_made_anew_is_seen_by_who_makes_them(world: World) -> None:
+    world.prepared(1, "vf-0")
+    other = Holdings(Ledger(world.ledger.plugin_dir), BOOT)
+    with other.kept_from_claims(PF) as held:
+        assert held == {VFS[0]}
+
+
+@pytest.mark.parametrize("device", ["vf-0", "pair-0", "port", share(1)])
+def test_prepare_waits_while_the_vfs_of_its_physical_function_are_made(world: World, device: object) -> None:
+    world.netdevs.where[PF] = ("host", "enp12s0np0")
+    world.api.put(claim(1, device))  # type: ignore[arg-type]
+    world.prepared(2, "gpu-1", pods=("pod-2",))
+    other = Holdings(Ledger(world.ledger.plugin_dir), BOOT)
+    with ThreadPoolExecutor(1) as workers:
+        with other.kept_from_claims(PF):
+            with pytest.raises(ClaimError, match=f"the VFs of {PF} are being made"):
+                world.state.prepare(ref(1), patience=0)
+            waiting = workers.submit(world.state.prepare, ref(1), PATIENCE)
+            while not world.state._preparing:
+                pass
+            world.prepared(3, "gpu-0", pods=("pod-3",))  # what has nothing of it does not wait
+            assert not waiting.done()
+            assert uid(1) not in world.ledger.entries()
+            world.state.unprepare(ref(3))
+        assert waiting.result(PATIENCE).devices
+    assert uid(1) in world.ledger.entries()
+
+
+def test_who_makes_vfs_waits_for_a_claim_that_is_being_written_and_sees_it(world: World) -> None:
+    """Prepare asks, and writes its claim, under the ledger's lock; who reserves afterwards reads under it."""
+    world.api.put(claim(1, "vf-0"))
+    other = Holdings(Ledger(world.ledger.plugin_dir), BOOT)
+    asked, go_on = threading.Event(), threading.Event()
+    is_reserved = world.ledger.is_reserved
+    found: list[frozenset[str]] = []
+
+    def slowly(function: str) -> bool:
+        answer = is_reserved(function)
+        asked.set()
+        assert go_on.wait(PATIENCE)
+        return answer
+
+    def make_vfs() -> None:
+        with other.kept_from_claims(PF) as held:
+            found.append(held)
+
+    world.state._ledger.is_reserved = slowly  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as workers:
+        prepared = workers.submit(world.state.prepare, ref(1), PATIENCE)
+        assert asked.wait(PATIENCE)
+        making = workers.submit(make_vfs)
+        while not is_reserved(PF):
+            pass
+        assert found == []
+        go_on.set()
+        prepared.result(PATIENCE)
+        making.result(PATIENCE)
+    assert found == [{VFS[0]}]

@@ -102,9 +102,11 @@ def test_no_field_is_forgotten() -> None:
         "driver": "test_passed_through",
         "guid": "test_infiniband",
         "pkey": "test_infiniband",
-        "ipoib": "",
+        "ipoib": "test_infiniband",
     }
     assert declared == EFFECTS.keys() | {"interfaceName", "ipam", "envHints"} | elsewhere.keys()
+    for field, module in elsewhere.items():
+        assert field in Path(__file__).with_name(f"{module}.py").read_text(), f"{field} in {module}"
 
 
 def test_without_config_a_vf_gets_its_physical_functions_mtu() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -274,7 +275,7 @@ def test_its_own_driver_that_refuses_keeps_the_claim_until_it_does_not(machine: 
     machine.bus.refusing = {"mlx5_core"}
     with pytest.raises(RailmateError, match=r"not to mlx5_core.*It is tried again"):
         machine.world.state.unprepare(ref(1))
-    assert VFS[0] in machine.world.state.held()
+    assert VFS[0] in machine.world.state.holdings.owners()
     machine.bus.refusing = set()
     machine.world.state.unprepare(ref(1))
     assert machine.world.clean()
@@ -461,6 +462,45 @@ def test_what_a_process_holds_open_is_not_waited_for_without_end(
     monkeypatch.setattr(drivers, "_UNBIND_PATIENCE", 5.0)
     machine.world.state.unprepare(ref(1))
     assert machine.world.clean()
+
+
+@pytest.mark.parametrize("file", ["unbind", "drivers_probe"])
+def test_a_slow_rebind_delays_no_other_claim_and_no_sandbox(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """Drivers take seconds, and one whose function a program has open takes ten."""
+    world, bus = machine.world, machine.bus
+    world.prepared(3, "vf-2", pods=("pod-3",))
+    world.state.attach(sandbox("sandbox-3", "pod-3", "/run/netns/3"))
+    world.api.put(claim(1, "vf-0", configs=[VFIO]))
+    slow, go_on = threading.Event(), threading.Event()
+
+    def writing(path: Path, text: str) -> None:
+        if path.name == file and text == VFS[0]:
+            slow.set()
+            assert go_on.wait(20)
+        bus.write(path, text)
+
+    monkeypatch.setattr(DriverBinding, "_write", staticmethod(writing))
+    with ThreadPoolExecutor(1) as kubelet, ThreadPoolExecutor(1) as others:
+        waiting = kubelet.submit(world.state.prepare, ref(1), 0)
+        try:
+            assert slow.wait(20)
+
+            def meanwhile() -> None:
+                world.state.detach("sandbox-3")
+                world.state.unprepare(ref(3))
+                world.prepared(2, "vf-1", pods=("pod-2",), configs=[VFIO])
+                world.state.attach(sandbox("sandbox-2", "pod-2", "/run/netns/2"))
+                world.state.unprepare(ref(2))
+
+            others.submit(meanwhile).result(5)
+            assert not waiting.done()
+        finally:
+            go_on.set()
+        waiting.result(20)
+    world.state.unprepare(ref(1))
+    assert world.clean()
 
 
 def test_an_inventory_without_drivers_is_refused(machine: Machine) -> None:

@@ -277,11 +277,11 @@ def test_released_claim_is_the_one_that_was_recorded(world: World) -> None:
 # --- both
 def test_after_a_reboot_nothing_is_held(world: World) -> None:
     world.prepared(1, "pair-0")
-    assert world.state.held_addresses() == {GPUS[0], VFS[0]}
+    assert world.state.holdings.now().addresses == {GPUS[0], VFS[0]}
     entry = world.ledger.get(uid(1))
     assert entry is not None
     world.ledger.put(replace(entry, boot_id="another boot"))
-    assert world.state.held_addresses() == set()
+    assert world.state.holdings.now().addresses == set()
 
 
 def test_a_reboot_leaves_no_open_gate_and_no_attachment(world: World) -> None:

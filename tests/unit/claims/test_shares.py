@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,11 +27,13 @@ from claims_world import (
 import railmate.claims.shares as shares
 from railmate.attach.errors import UnfitError
 from railmate.attach.macvlan import Port
-from railmate.attach.settings import Route
+from railmate.attach.settings import Neighbour, Route, RoutingRule
 from railmate.claims.plan import ClaimError, make_plan
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.errors import RailmateError
+from railmate_api import fields
+from railmate_api.config import RdmaSharedConfig
 
 
 def shared_config(**fields: Any) -> Any:
@@ -91,6 +94,52 @@ def test_config_is_applied_to_the_sub_interface() -> None:
     assert device.env_hints
 
 
+#: Every field of the config and what it becomes, by the attribute's path from the device.
+EFFECTS: dict[str, tuple[Any, str, Any]] = {
+    "interfaceName": ("rail0", "nic.interface", "rail0"),
+    "mtu": (1400, "nic.settings.mtu", 1400),
+    "mac": ("02:00:00:00:00:0A", "nic.sub.mac", "02:00:00:00:00:0a"),
+    "macvlanMode": ("private", "nic.sub.mode", "private"),
+    "addresses": (["10.1.0.5/24"], "nic.settings.addresses", ("10.1.0.5/24",)),
+    "ipam": ({"type": "books"}, "nic.ipam.config", {"type": "books"}),
+    "routes": ([{"destination": "10.2.0.0/16"}], "nic.settings.routes", (Route("10.2.0.0/16"),)),
+    "rules": (
+        [{"table": 9, "destination": "::/0"}],
+        "nic.settings.rules",
+        (RoutingRule(9, 1000, None, "::/0"),),
+    ),
+    "neighbours": (
+        [{"address": "10.1.0.1", "mac": "02:00:00:00:00:0B"}],
+        "nic.settings.neighbours",
+        (Neighbour("10.1.0.1", "02:00:00:00:00:0b"),),
+    ),
+    "sysctls": ({"arpIgnore": 1}, "nic.settings.sysctls", {"ipv4/arp_ignore": "1"}),
+    "envHints": (True, "device.env_hints", True),
+}
+
+
+@pytest.mark.parametrize("field", EFFECTS)
+def test_every_field_has_its_effect(field: str, tmp_path: Path) -> None:
+    (tmp_path / "books").touch()
+    given, path, wanted = EFFECTS[field]
+    node = view(cni_dir=tmp_path, node_exists=Path.exists)
+
+    def effect(*said: Any) -> Any:
+        (device,) = make_plan(claim(1, share(1), configs=list(said)), ref(1), node, ()).devices
+        first, *rest = path.split(".")
+        found: Any = {"device": device, "nic": device.nics[0]}[first]
+        for name in rest:
+            found = getattr(found, name, None)
+        return found
+
+    assert effect(shared_config(**{field: given})) == wanted
+    assert effect() != wanted
+
+
+def test_no_field_is_forgotten() -> None:
+    assert {one.name for one in fields.settings(RdmaSharedConfig).values()} == EFFECTS.keys()
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("vlan", 5), ("trust", True), ("maxTxRate", 100), ("rings", {"rx": 64}), ("spoofCheck", False),
@@ -130,6 +179,14 @@ def test_a_claim_of_both_kinds_has_a_config_of_each() -> None:
     assert [device.nics[0].interface for device in plan.devices] == ["sub0", "vf0"]
 
 
+def test_a_share_of_a_port_that_is_gone_from_the_machine_is_refused_in_words() -> None:
+    """It stays published while others have shares of it."""
+    found = inventory()
+    functions = {address: one for address, one in found.functions.items() if address != PF}
+    with pytest.raises(ClaimError, match="device node1/shared is not on node node1"):
+        make_plan(claim(1, share(1)), ref(1), view(inventory=replace(found, functions=functions)), ())
+
+
 @pytest.mark.parametrize("wrong", [None, "", "../../x", "a" * 64])
 def test_an_allocation_without_a_share_is_refused(wrong: str | None) -> None:
     """A scheduler that knows no shares would give the whole function to one claim."""
@@ -151,11 +208,13 @@ def test_many_claims_hold_shares_of_one_function(world: World) -> None:
     for number in range(1, 7):
         world.prepared(number, share(number), pods=(f"pod-{number}",))
     assert len(world.ledger.entries()) == 6
-    assert world.state.held_addresses() == set()
-    assert [len(claims) for claims in world.state.sharers().values()] == [6]
+    assert world.state.holdings.now().addresses == set()
+    assert [len(claims) for claims in world.state.holdings.sharers().values()] == [6]
+    (device,) = world.state.holdings.now().devices
+    assert (device.name, device.nics, device.sub_interfaces) == ("shared", (PF,), 6)
     for entry in world.ledger.entries().values():
         world.ledger.put(replace(entry, boot_id="another boot"))
-    assert world.state.sharers() == {}, "after a reboot"
+    assert world.state.holdings.sharers() == {}, "after a reboot"
 
 
 def test_the_same_share_is_with_one_claim_only(world: World) -> None:

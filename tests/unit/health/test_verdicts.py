@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,20 @@ def test_physical_functions_are_looked_at_for_their_vfs(tree: Tree) -> None:
     assert found[tree.pf].kind is Kind.NIC
     assert found[tree.pf].has_vfs
     assert tree.pf not in {nic for device in tree.offer.devices for nic in device.nics}
+
+
+def test_of_hardware_that_a_pod_holds_and_nobody_knows_any_more_it_is_told_that_it_is_gone(
+    tree: Tree,
+) -> None:
+    """A driver that starts while a held GPU is off the bus must start all the same."""
+    held = OfferedDevice("held", "held", {}, gpus=("0000:f0:00.0",), nics=("0000:f1:00.0", tree.vf))
+    functions = {address: one for address, one in tree.inventory.functions.items() if address != tree.pf}
+    found = targets(Offer((held,)), replace(tree.inventory, functions=functions))
+    assert found.keys() == {"0000:f0:00.0", "0000:f1:00.0", tree.vf}
+    sysfs = Sysfs(tree.sys)
+    for address in ("0000:f0:00.0", "0000:f1:00.0"):
+        facts = read(sysfs, found[address], sysfs.functions(), pcie_link=True)
+        assert judge(found[address], facts).reason is Reason.GONE
 
 
 def unbind(tree: Tree, address: str) -> None:

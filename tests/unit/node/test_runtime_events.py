@@ -115,6 +115,70 @@ def test_sandbox_is_attached_when_it_runs_and_detached_when_it_stops(
     ]
 
 
+def test_the_end_of_a_sandbox_stands_behind_none_that_begins(
+    events: RuntimeEvents, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many wait: for a lock, or for an API server that does not answer."""
+    go_on = threading.Event()
+
+    def stuck(*arguments: Any) -> None:
+        assert go_on.wait(20)
+
+    def refuse(*arguments: Any) -> None:
+        raise RailmateError("not yet")
+
+    recorder.attach = stuck  # type: ignore[attr-defined]
+    recorder.adopt = stuck  # type: ignore[attr-defined]
+    recorder.check = refuse  # type: ignore[attr-defined]
+
+    async def crowd() -> None:
+        beginning = [
+            asyncio.create_task(events.run_pod_sandbox(pod(id=f"s{n}", uid=f"pod-{n}"))) for n in range(8)
+        ]
+        await asyncio.sleep(0)
+        try:
+            await asyncio.wait_for(events.stop_pod_sandbox(pod(id="old", uid="old")), 5)
+            await asyncio.wait_for(events.remove_pod_sandbox(pod(id="old", uid="old")), 5)
+        finally:
+            go_on.set()
+        await asyncio.gather(*beginning)
+
+    do(crowd())
+    assert recorder.calls == [("detach", ("old",))] * 2
+
+
+def test_an_api_server_that_does_not_answer_delays_no_sandbox(
+    events: RuntimeEvents, recorder: Recorder
+) -> None:
+    """Pods that a claim was not prepared for are asked about there; each refused container asks once."""
+    go_on, asked = threading.Event(), threading.Event()
+
+    def stuck(*arguments: Any) -> None:
+        asked.set()
+        assert go_on.wait(20)
+
+    def refuse(*arguments: Any) -> None:
+        raise RailmateError("not yet")
+
+    recorder.adopt = stuck  # type: ignore[attr-defined]
+    recorder.check = refuse  # type: ignore[attr-defined]
+
+    async def crowd() -> None:
+        try:
+            for _ in range(6):
+                with pytest.raises(RailmateError, match="not yet"):
+                    await asyncio.wait_for(
+                        events.create_container(pod(), container(f"railmate.dev/claim={UID}-main-pair-0")), 5
+                    )
+            assert asked.wait(5)
+            await asyncio.wait_for(events.run_pod_sandbox(pod(id="s2", uid="pod-2")), 5)
+        finally:
+            go_on.set()
+
+    do(crowd())
+    assert ("attach", (Sandbox("s2", "pod-2", "team/p", NETNS),)) in recorder.calls
+
+
 def test_verbs_do_not_run_on_the_event_loop(events: RuntimeEvents, recorder: Recorder) -> None:
     do(events.run_pod_sandbox(pod()))
     assert threading.current_thread().name not in recorder.threads

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +48,23 @@ def machine(vfs: int, most: int = 8) -> Inventory:
     return Inventory({one.address: one for one in functions}, nics=nics)
 
 
+@contextmanager
+def nobody(physical_function: str) -> Iterator[frozenset[str]]:
+    yield frozenset()
+
+
 class Watched:
     def __init__(self, patch: pytest.MonkeyPatch, problems: Sequence[str] = ()) -> None:
         self.applied: list[ProvisioningPlan] = []
         self.reports: list[str] = []
-        self._problems = problems
+        self.problems = list(problems)
+        self.now = 0.0
         patch.setattr(module, "apply", self._apply)
-        self.provisioner = Provisioner(TWO, Path("/sys"), self.reports.append)
+        self.provisioner = Provisioner(TWO, Path("/sys"), self.reports.append, nobody, lambda: self.now)
 
     def _apply(self, plan: ProvisioningPlan, *_: Any) -> list[str]:
         self.applied.append(plan)
-        return list(self._problems) if plan.changes or plan.refusals else []
+        return list(self.problems) if plan.changes or plan.refusals else []
 
     def look(self, inventory: Inventory) -> bool:
         return self.provisioner.provision(inventory, TOPOLOGY, frozenset(), frozenset())
@@ -73,12 +80,49 @@ def test_vfs_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watched.resizes() == 1
 
 
-def test_a_nic_that_refuses_is_asked_and_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, ["the NIC says no"])
-    for _ in range(3):
+def test_a_nic_that_refuses_is_asked_three_times_and_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, ["the NIC says no."])
+    for _ in range(100):
         watched.look(machine(0))
-    assert watched.resizes() == 1
-    assert watched.reports == ["the NIC says no"]
+        watched.now += 1.0
+    assert watched.resizes() == 3
+    assert watched.reports == ["the NIC says no. Until then it is offered as a whole port."]
+
+
+def test_a_nic_that_was_not_ready_gets_its_vfs_and_nobody_is_alarmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, ["the NIC says no."])
+    watched.look(machine(0))
+    watched.problems, watched.now = [], 10.0
+    assert watched.look(machine(0))
+    assert not watched.look(machine(2))
+    assert watched.resizes() == 2
+    assert watched.reports == []
+
+
+def test_a_nic_is_awaited_until_its_vfs_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, ["the NIC says no."])
+    assert watched.provisioner.awaiting == frozenset()
+    watched.look(machine(0))
+    assert watched.provisioner.awaiting == {PHYSICAL}
+    watched.look(Inventory())
+    assert watched.provisioner.awaiting == {PHYSICAL}, "its driver is loaded anew"
+    for _ in range(3):
+        watched.now += 10.0
+        watched.look(machine(0))
+    assert watched.provisioner.awaiting == frozenset()
+    assert watched.provisioner.again_in is None
+
+
+def test_a_nic_that_can_have_no_vfs_is_offered_whole_and_people_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch)
+    watched.look(machine(0))
+    assert watched.provisioner.awaiting == {PHYSICAL}
+    assert watched.look(machine(0, most=0)), "it is looked at again, since it is offered now"
+    (refusal,) = watched.applied[-1].refusals
+    assert refusal.reason.endswith("Until then it is offered as a whole port")
+    assert watched.provisioner.awaiting == frozenset()
 
 
 def test_a_nic_that_lost_its_vfs_gets_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +143,6 @@ def test_a_nic_that_lost_its_vfs_again_before_anybody_looked_gets_them_back(
 
 def test_nothing_is_looked_at_without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
-    nothing = Provisioner(None, Path("/sys"), watched.reports.append)
+    nothing = Provisioner(None, Path("/sys"), watched.reports.append, nobody)
     assert not nothing.provision(machine(0), TOPOLOGY, frozenset(), frozenset())
     assert watched.applied == []

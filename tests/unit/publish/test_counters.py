@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from railmate.publish.counters import assign_counters
-from railmate.publish.model import Offer, OfferedDevice
+from railmate.publish.model import Offer, OfferedDevice, overlap
+from railmate_api import attributes as names
 
 
 def device(name: str, gpus: tuple[str, ...] = (), nics: tuple[str, ...] = ()) -> OfferedDevice:
     return OfferedDevice(name, "any", {}, gpus=gpus, nics=nics)
+
+
+def held(name: str, gpus: tuple[str, ...] = (), nics: tuple[str, ...] = ()) -> OfferedDevice:
+    return OfferedDevice(name, names.KIND_HELD, {}, gpus=gpus, nics=nics)
 
 
 def whole(devices: list[OfferedDevice]) -> OfferedDevice:
@@ -144,3 +151,89 @@ def test_nic_that_goes_nowhere_without_its_gpu_needs_no_counter() -> None:
     offer = assign_counters(devices, {})
     assert [list(held) for held in offer.counter_sets.values()] == [["gpu-0000-01-00-0"]]
     exclusive(offer)
+
+
+# --- what pods hold
+@pytest.mark.parametrize("gpus", [15, 16, 17, 32, 33, 40])
+def test_a_held_device_of_all_hardware_stays_whatever_the_number_of_counters(gpus: int) -> None:
+    devices, switch_of = node(gpus, vfs_a_gpu=2, shared=1, switches=4)
+    all_of_it = whole(devices)
+    former = held("former", all_of_it.gpus, all_of_it.nics)
+    offer = assign_counters([*devices, all_of_it, former], switch_of)
+    assert offer.devices[-1].name == "former"
+    within_limits(offer)
+    nothing_twice(offer)
+    if gpus <= 32:
+        assert len(offer.devices) == len(devices) + 2
+    else:
+        assert "until pods give back what they have of them" in offer.notes[1]
+        alone = [one.name for one in devices if not overlap(one.parts, former.parts)]
+        assert [one.name for one in offer.devices] == [*alone, "former"], "what is free stays offered"
+
+
+def test_what_nobody_could_get_anyway_goes_first_and_lone_nics_stay() -> None:
+    gpu, vfs = "0000:01:00.0", tuple(f"0000:02:{n >> 3:02x}.{n & 7}" for n in range(40))
+    lone = [device(f"vf{n}", nics=(vf,)) for n, vf in enumerate(vfs)]
+    former = held("former-vf", nics=vfs[:1])
+    offer = assign_counters([device("pair", (gpu,), vfs), device("gpu", (gpu,)), *lone, former], {})
+    assert [one.name for one in offer.devices] == ["gpu", *(one.name for one in lone[1:]), "former-vf"]
+    within_limits(offer)
+    nothing_twice(offer)
+    free = assign_counters([device("pair", (gpu,), vfs), device("gpu", (gpu,)), *lone], {})
+    assert [one.name for one in free.devices] == ["pair", "gpu"], "once it is given back"
+
+
+def within_limits(offer: Offer) -> None:
+    counters = {(name, counter) for name, found in offer.counter_sets.items() for counter in found}
+    assert all(0 < len(found) <= 32 for found in offer.counter_sets.values())
+    for one in offer.devices:
+        assert len({name for name, _, _ in one.consumes}) <= 2
+        assert {(name, counter) for name, counter, _ in one.consumes} <= counters
+
+
+def nothing_twice(offer: Offer) -> None:
+    """Two devices with common hardware exclude each other, unless both are held: nobody is given those."""
+    for one, other in combinations(offer.devices, 2):
+        if not one.kind == other.kind == names.KIND_HELD and overlap(one.parts, other.parts):
+            assert set(one.consumes) & set(other.consumes), (one.name, other.name)
+
+
+_PARTS = [f"0000:{n:02x}:00.0" for n in range(60)]
+_SOME = st.lists(st.sampled_from(_PARTS), min_size=1, max_size=50, unique=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(_SOME, st.sampled_from(["pair", "group", "gpu", "rdma-vf", "node"])), max_size=25),
+    st.permutations(_PARTS),
+    st.lists(st.integers(1, 60), max_size=8),
+    st.integers(0, 60),
+    st.integers(0, 4),
+)
+def test_whatever_is_offered_and_held_there_is_an_offer_and_what_is_held_is_in_it(
+    offered: list[tuple[list[str], str]], order: list[str], sizes: list[int], gpus: int, switches: int
+) -> None:
+    """Hardware in any combination; of what is held no two devices have the same."""
+    is_gpu = set(_PARTS[:gpus])
+
+    def made(name: str, kind: str, parts: list[str]) -> OfferedDevice:
+        mine = (
+            tuple(part for part in parts if part in is_gpu),
+            tuple(part for part in parts if part not in is_gpu),
+        )
+        return OfferedDevice(name, kind, {}, gpus=mine[0], nics=mine[1])
+
+    devices = [made(f"device{n}", kind, parts) for n, (parts, kind) in enumerate(offered)]
+    left = list(order)
+    for n, size in enumerate(sizes):
+        mine, left = left[:size], left[size:]
+        if mine:
+            devices.append(made(f"held{n}", names.KIND_HELD, mine))
+    switch_of = {part: f"0001:{n % switches:02x}:00.0" for n, part in enumerate(_PARTS)} if switches else {}
+    offer = assign_counters(devices, switch_of)
+    assert {one.name for one in offer.devices if one.kind == names.KIND_HELD} == {
+        one.name for one in devices if one.kind == names.KIND_HELD
+    }
+    assert bool(offer.notes) == (len(offer.devices) < len(devices))
+    within_limits(offer)
+    nothing_twice(offer)
