@@ -221,10 +221,11 @@ def _bit_list(wanted: Mapping[str, bool]) -> bytes:
 
 def _in_turn(wanted: Mapping[str, int]) -> list[dict[str, int]]:
     """Drivers (ice) refuse fixed values while they adapt them: adapting ends first, and begins last."""
-    off = {name: value for name, value in wanted.items() if name in _ADAPTIVE and not value}
+    off: dict[str, int] = {name: 0 for name, value in wanted.items() if name in _ADAPTIVE and not value}
     on = {name: value for name, value in wanted.items() if name in _ADAPTIVE and value}
     fixed = {name: value for name, value in wanted.items() if name not in _ADAPTIVE}
-    return [part for part in (off, fixed, on) if part]
+    parts: list[dict[str, int]] = [off, fixed, on]
+    return [part for part in parts if part]
 
 
 def words(settings: EthtoolSettings) -> str:

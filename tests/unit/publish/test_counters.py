@@ -24,10 +24,8 @@ def held(name: str, gpus: tuple[str, ...] = (), nics: tuple[str, ...] = ()) -> O
 def whole(devices: list[OfferedDevice]) -> OfferedDevice:
     """All pairs as one device."""
     pairs = [one for one in devices if one.name.startswith("pair")]
-    gpus, nics = (
-        tuple(part for one in pairs for part in parts)
-        for parts in ((p.gpus for p in pairs), (p.nics for p in pairs))
-    )
+    gpus = tuple(gpu for one in pairs for gpu in one.gpus)
+    nics = tuple(nic for one in pairs for nic in one.nics)
     return OfferedDevice("whole", "node", {}, gpus=gpus, nics=nics)
 
 
