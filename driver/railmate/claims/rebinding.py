@@ -78,6 +78,8 @@ class Rebinding:
             if warning:
                 log.warning("%s", warning)
         before = None if change.netdev else functions.kept(change)
+        if functions.is_so(change, before, next((one.node_guid for one in change.rdma), None)):
+            return replace(nic, change=None)
         return replace(nic, change=replace(change, override=binding.override, before=before))
 
     def make(self, ref: ClaimRef) -> Entry:
