@@ -118,7 +118,8 @@ def _mac_now(snapshot: NetdevSnapshot) -> str:
 
 def undo(address: str, change: FunctionChange, sysfs_root: Path) -> NetdevReturn | None:
     """Bind the function to its own driver, and give it and its netdev back all that it had. May be repeated, and after
-    any step of `make`. What became of the netdev; None where there was none.
+    any step of `make`. What became of the netdev, and of the RDMA devices' names; None where there was none, and no
+    problem.
 
     Raises AttachError when the function is still not its own driver's.
     """
@@ -131,8 +132,8 @@ def undo(address: str, change: FunctionChange, sysfs_root: Path) -> NetdevReturn
             binding.rebind(change.own_driver, lambda: _restore_vf(address, change))
         binding.set_override(change.override)
         if snapshot is None:
-            with_host(lambda sides: _name_rdma(change.rdma, sides))
-            return None
+            wrong = with_host(lambda sides: _name_rdma(change.rdma, sides))
+            return NetdevReturn(address, ReturnState.ALREADY_HOME, None, tuple(wrong)) if wrong else None
         arrived()
     request = ReturnRequest(snapshot, None, NetdevSettings(vf=change.wanted))
     (result,) = return_all([request], None)

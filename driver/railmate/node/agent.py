@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from railmate import files
+from railmate.attach.elsewhere import Elsewhere
 from railmate.attach.rdmalook import char_devices
 from railmate.cdi.vendor import VendorSpecs
 from railmate.claims.attachments import Sandbox, attempt
@@ -96,6 +97,7 @@ class Agent:
         self._attached = AttachedClaims(ledger, observations, self._reports)
         self._attached.catch_up(ledger.entries().values())
         self._state = ClaimState(kube, self._node_view(view), ledger, runtime_files, boot, self._attached)
+        self._state.moves.elsewhere = Elsewhere(settings.host_proc)
         self._repairs: Counter[str] = Counter()
         self._reconciler = Reconciler(
             kube,
