@@ -11,6 +11,7 @@ from claims_netdevs import World
 from claims_world import VFS, inventory, ref, sandbox, state, uid, view
 
 import railmate.claims.attachments as attachments
+import railmate.claims.rdmastrays as rdmastrays
 from railmate.attach.errors import AttachError
 from railmate.attach.model import AttachedNetdev, MoveRequest, NetdevReturn, ReturnRequest
 from railmate.attach.rdmamodel import RdmaDeviceRef, RdmaReturn
