@@ -1,4 +1,4 @@
-"""The rdma cgroup on a real kernel: a container of a claim gets nothing of the RDMA devices that other claims may have."""
+"""The rdma cgroup on a real kernel: a container of a claim gets nothing of what other claims may have."""
 
 from __future__ import annotations
 
