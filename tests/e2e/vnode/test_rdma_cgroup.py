@@ -24,13 +24,13 @@ def on_the_host(name: str, *templates: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def workspace(vlab: VnodeLab) -> Iterator[VnodeWorkspace]:
-    first, third = vlab.switches[0], vlab.switches[2]
+    first, second, third, _ = vlab.switches
     with vlab.workspace() as workspace:
         workspace.apply(
-            vf_template("one", first), vf_template("other", third),
+            vf_template("one", first), vf_template("other", third), vf_template("hosts", second),
             pod("plain", "one"),
             pod("both", "one", "other"),
-            on_the_host("privileged", "one"),
+            on_the_host("privileged", "hosts"),
             on_the_host("bystander"),
         )  # fmt: skip
         workspace.await_ready("plain", "both", "privileged", "bystander")
