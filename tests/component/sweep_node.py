@@ -140,6 +140,7 @@ class Node:
         self.bus = PciBus(root.with_name(f"{root.name}-pci"))
         self.make_links()
         DriverBinding._write = staticmethod(self.bus.write)  # type: ignore[method-assign, assignment]
+        DriverBinding._start_unbind = staticmethod(self.bus.start_unbind)  # type: ignore[method-assign, assignment]
 
     def make_links(self) -> None:
         shutil.rmtree(self.bus.root, ignore_errors=True)
