@@ -341,9 +341,7 @@ class Cgroups:
         said = self.root / "memberships"
         said.write_text(memberships)
         (self.root / "cgroup").mkdir(exist_ok=True)
-        mounts = (
-            f"mount --bind {self.root}/cgroup /sys/fs/cgroup && mount --bind {said} /proc/{self.process}/cgroup"
-        )
+        mounts = f"mount --bind {self.root}/cgroup /sys/fs/cgroup && mount --bind {said} /proc/{self.process}/cgroup"
         text = json.loads(state(process=self.process, **{DENIED: denied}))
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh", self.gate, self.attached, CLAIM],

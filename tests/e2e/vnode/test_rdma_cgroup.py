@@ -39,7 +39,9 @@ def workspace(vlab: VnodeLab) -> Iterator[VnodeWorkspace]:
 
 def own(workspace: VnodeWorkspace, name: str) -> set[str]:
     """RDMA devices of the pod's claims."""
-    claims = [one["resourceClaimName"] for one in workspace.get("pod", name)["status"]["resourceClaimStatuses"]]
+    claims = [
+        one["resourceClaimName"] for one in workspace.get("pod", name)["status"]["resourceClaimStatuses"]
+    ]
     statuses = [workspace.get("resourceclaim", claim)["status"] for claim in claims]
     results = [result for status in statuses for result in status["allocation"]["devices"]["results"]]
     return {workspace.lab.devices[result["device"]][RDMA] for result in results}

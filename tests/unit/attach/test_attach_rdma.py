@@ -147,9 +147,7 @@ def test_of_all_namespaces_the_one_that_has_the_device_gives_it_back(
 
     monkeypatch.setattr(elsewhere, "open_namespace", opened)
     monkeypatch.setattr(elsewhere, "with_namespace", with_namespace)
-    monkeypatch.setattr(
-        elsewhere.Elsewhere, "namespaces", lambda self: [Path("/a"), Path("/b"), Path("/c")]
-    )
+    monkeypatch.setattr(elsewhere.Elsewhere, "namespaces", lambda self: [Path("/a"), Path("/b"), Path("/c")])
     kernel.named("mlx5_2").namespace = "b"
     assert elsewhere.Elsewhere(tmp_path).fetch_rdma([MLX, RXE]) == [RdmaReturn("mlx5_2")]
     assert where(kernel)["mlx5_2"] == HOST
