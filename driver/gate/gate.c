@@ -17,6 +17,11 @@
  * without harm: the runtime itself would refuse the container (runc: "error setting rlimits"). The result is left for
  * the driver beside ATTACHED-DIR, as an empty file called memlock-raised or memlock-refused. The gate opens either way.
  *
+ * The annotation DRIVER-NAME/rdma-denied of the container, which the driver gives it, names RDMA devices that other claims
+ * may have: where the node has the rdma cgroup controller, the container gets no resource of them. Every hook of a
+ * container sees the same annotation, so several claims do not take each other's devices away. What came of it is left
+ * as rdma-limited or rdma-unlimited. The gate opens either way.
+ *
  * Everything that is not understood keeps the gate closed. The program needs nothing of the host: it is linked
  * statically and reads a bounded amount of input.
  */
@@ -32,9 +37,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "rdma_cgroup.h"
+
 #define MAX_STATE (1 << 20) /* bytes of JSON; annotations of an object in the API take 256 KiB at most */
 #define MAX_DEPTH 32        /* of nested JSON objects and arrays */
-#define MAX_ID 128          /* characters of a sandbox id (containerd: 64) or a claim's UID (36) */
+#define MAX_ID 128          /* characters of a sandbox or container id (containerd: 64) or a claim's UID (36) */
+#define MAX_DENIED (64 << 10) /* characters of RDMA devices' names (63 each at most) */
 
 static const char *driver = "railmate.dev";
 
@@ -44,6 +52,9 @@ static const char *const id_keys[] = {"io.kubernetes.cri.sandbox-id", "io.kubern
 static char state[MAX_STATE + 1];
 static char sandbox[MAX_ID + 2]; /* one more than allowed, so that a longer one is seen to be too long */
 static int sandbox_conflict;
+static char container[MAX_ID + 2];
+static char denied_key[MAX_ID + 2]; /* the annotation's */
+static char denied[MAX_DENIED + 2];
 static long pid; /* the container's, in the hook's pid namespace; 0 where the state has none */
 
 struct scanner {
@@ -171,6 +182,16 @@ static int value(struct scanner *s, int depth, int path)
 				inner = 1;
 			if (path == 0 && strcmp(text, "pid") == 0 && isdigit(peek(s)))
 				pid = strtol(s->at, NULL, 10); /* the input ends with a 0 */
+			if (path == 0 && strcmp(text, "id") == 0 && peek(s) == '"') {
+				if (!string(s, container, sizeof container))
+					return 0;
+				continue;
+			}
+			if (path == 1 && strcmp(text, denied_key) == 0 && peek(s) == '"') {
+				if (!string(s, denied, sizeof denied))
+					return 0;
+				continue;
+			}
 			if (path == 1 && peek(s) == '"' &&
 			    (strcmp(text, id_keys[0]) == 0 || strcmp(text, id_keys[1]) == 0)) {
 				if (!string(s, text, sizeof text))
@@ -251,6 +272,17 @@ static void raise_memlock(const char *directory)
 	}
 }
 
+/* Takes from the container what of RDMA it does not have from a claim. */
+static void deny_rdma(const char *directory)
+{
+	if (!*denied || strlen(denied) > MAX_DENIED)
+		return; /* what was cut off could name another device */
+	if (limit_rdma(pid, container, denied))
+		leave(directory, "rdma-limited", "rdma-unlimited");
+	else
+		leave(directory, "rdma-unlimited", "rdma-limited");
+}
+
 int main(int argc, char **argv)
 {
 	char path[PATH_MAX];
@@ -266,6 +298,8 @@ int main(int argc, char **argv)
 	}
 	if (argc == 4)
 		driver = argv[3];
+	if ((size_t)snprintf(denied_key, sizeof denied_key, "%s/rdma-denied", driver) >= sizeof denied_key)
+		denied_key[0] = 0;
 	if (!is_id(argv[2], 1))
 		return refuse("the attach gate was given a malformed claim UID");
 
@@ -306,6 +340,7 @@ int main(int argc, char **argv)
 				      "Delete the pod; if it comes again, see the container runtime's log on this node.",
 				      argv[2]);
 		raise_memlock(argv[1]);
+		deny_rdma(argv[1]);
 		return 0;
 	}
 	if (errno != ENOENT)

@@ -143,6 +143,7 @@ class Node:
         self.infiniband = Port(self.bus) if with_infiniband else None
         self.make_links()
         DriverBinding._write = staticmethod(self.bus.write)  # type: ignore[method-assign, assignment]
+        DriverBinding._start_unbind = staticmethod(self.bus.start_unbind)  # type: ignore[method-assign, assignment]
 
     def make_links(self) -> None:
         shutil.rmtree(self.bus.root, ignore_errors=True)

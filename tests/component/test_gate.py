@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,8 @@ Gate = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="session")
 def gate_executable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("gate")
-    for source in ("gate.c", "Makefile"):
-        shutil.copy(GATE_SOURCES / source, directory)
+    for source in (*GATE_SOURCES.glob("*.[ch]"), GATE_SOURCES / "Makefile"):
+        shutil.copy(source, directory)
     done = subprocess.run(
         ["make", "-C", directory, "CFLAGS=-Os -Wall -Wextra -Werror"], capture_output=True, text=True
     )
@@ -311,3 +312,93 @@ def test_a_process_that_has_ended_meanwhile_does_not_close_the_gate(gate: Gate, 
     attach(attached)
     assert gate(state(process=NO_PROCESS)).returncode == 0
     assert left(attached) == []
+
+
+# --- the rdma cgroup
+DENIED = "railmate.dev/rdma-denied"
+CONTAINER = "ab" * 32  # as in ``state``
+
+
+@dataclass
+class Cgroups:
+    """Files that stand in for the kernel's, seen by the gate alone: its mount namespace has them over the real ones.
+    The kernel's own answers are looked at in the virtual node (e2e/vnode/test_rdma_cgroup.py)."""
+
+    gate: Path
+    attached: Path
+    process: int
+    root: Path
+
+    def limits(self, *place: str) -> Path:
+        path = self.root.joinpath("cgroup", *place, "rdma.max")
+        path.parent.mkdir(parents=True)
+        path.touch()
+        return path
+
+    def run(self, memberships: str, denied: str = "mlx5_1 mlx5_4", container: str = CONTAINER) -> str:
+        """What the gate has left word of, for a process with these memberships (cgroups(7), /proc/PID/cgroup)."""
+        attach(self.attached)
+        said = self.root / "memberships"
+        said.write_text(memberships)
+        (self.root / "cgroup").mkdir(exist_ok=True)
+        mounts = f"mount --bind {self.root}/cgroup /sys/fs/cgroup && mount --bind {said} /proc/{self.process}/cgroup"
+        text = json.loads(state(process=self.process, **{DENIED: denied}))
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh", self.gate, self.attached, CLAIM],
+            input=json.dumps({**text, "id": container}), capture_output=True, text=True, timeout=10,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, ""), "the gate opens in any case"
+        return " ".join(path.name for path in self.attached.parent.glob("rdma-*"))
+
+
+@pytest.fixture
+def cgroups(gate_executable: Path, attached: Path, container: int, tmp_path: Path) -> Cgroups:
+    return Cgroups(gate_executable, attached, container, tmp_path)
+
+
+_POD = "kubepods/burstable/pod1"
+_NONE = "mlx5_1 hca_handle=0 hca_object=0\nmlx5_4 hca_handle=0 hca_object=0\n"
+
+
+@pytest.mark.parametrize(
+    ("memberships", "place"),
+    [
+        (f"0::/{_POD}/{CONTAINER}\n", (_POD, CONTAINER)),
+        (f"0::/kubepods.slice/cri-{CONTAINER}.scope\n", ("kubepods.slice", f"cri-{CONTAINER}.scope")),
+        (f"9:rdma:/{_POD}/{CONTAINER}\n0::/{_POD}/{CONTAINER}\n", ("rdma", _POD, CONTAINER)),
+        (f"3:cpu,cpuacct:/{_POD}/{CONTAINER}\n0::/{_POD}/{CONTAINER}\n", ("unified", _POD, CONTAINER)),
+    ],
+    ids=["version 2", "systemd", "version 1", "both versions"],
+)
+def test_a_container_gets_nothing_of_the_rdma_devices_it_is_denied(
+    cgroups: Cgroups, memberships: str, place: tuple[str, ...]
+) -> None:
+    limits = cgroups.limits(*place)
+    assert cgroups.run(memberships) == "rdma-limited"
+    assert limits.read_text() == _NONE
+
+
+def test_without_the_controller_the_container_starts_and_the_driver_is_told(cgroups: Cgroups) -> None:
+    (cgroups.attached.parent / "rdma-limited").touch()  # as on the last kernel
+    assert cgroups.run(f"0::/{_POD}/{CONTAINER}\n") == "rdma-unlimited"
+
+
+@pytest.mark.parametrize("place", ["/", f"/{_POD}", f"/../{CONTAINER}"])
+def test_a_cgroup_that_is_not_the_containers_alone_is_left_alone(cgroups: Cgroups, place: str) -> None:
+    """As of a process that was not put into one of its own, or whose cgroup is beyond this namespace."""
+    limits = cgroups.limits(*place.strip("/").replace("..", "").split("/"))
+    assert cgroups.run(f"0::{place}\n") == "rdma-unlimited"
+    assert limits.read_text() == ""
+
+
+def test_without_a_word_of_the_driver_nothing_is_limited(cgroups: Cgroups) -> None:
+    limits = cgroups.limits(_POD, CONTAINER)
+    assert cgroups.run(f"0::/{_POD}/{CONTAINER}\n", denied="") == ""
+    assert limits.read_text() == ""
+
+
+def test_more_names_than_the_gate_reads_limit_nothing(cgroups: Cgroups) -> None:
+    """The last one could be cut off, and be another's name then."""
+    limits = cgroups.limits(_POD, CONTAINER)
+    assert cgroups.run(f"0::/{_POD}/{CONTAINER}\n", denied="mlx5_1 " * 10000) == ""
+    assert limits.read_text() == ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import select
 import socket
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,16 @@ _NO_OVERRIDE = "(null)"  # what the kernel prints where there is none
 _RTMGRP_LINK = 1  # linux/rtnetlink.h
 #: Unbinds that the kernel has not ended, by address. It takes the function's link to its driver away before it waits
 #: for the program that has it open, so a function without a driver may still be in use. A new process knows no more.
-_unbinding: dict[str, threading.Thread] = {}
+_unbinding: dict[str, subprocess.Popen[bytes]] = {}
+#: The program that does it: the kernel waits without end while a process has the function open, and this one must not.
+_UNBIND = """
+import sys
+try:
+    with open(sys.argv[1], "w") as file:
+        file.write(sys.argv[2])
+except OSError as error:
+    sys.exit(error.errno)
+"""
 
 
 class DriverBinding:
@@ -97,26 +107,30 @@ class DriverBinding:
             self._await(pending)
         if (driver := self.driver) is None:
             return
-        failed: list[BaseException] = []
+        path = self._bus / "drivers" / driver / "unbind"
+        code = self._await(self._start_unbind(path, self.address))
+        if code and self.driver is not None:  # else somebody else was faster
+            raise AttachError(f"{path} does not take {self.address!r}: {os.strerror(code)}")
 
-        def unbind() -> None:
-            try:
-                self._write(self._bus / "drivers" / driver / "unbind", self.address)
-            except BaseException as error:
-                failed.append(error)
-
-        # not in this thread: the kernel waits without end while a process has the function open
-        thread = threading.Thread(target=unbind, name=f"railmate-unbind-{self.address}", daemon=True)
-        thread.start()
-        self._await(thread)
-        if failed and self.driver is not None:  # else somebody else was faster
-            raise failed[0]
-
-    def _await(self, unbinding: threading.Thread) -> None:
-        unbinding.join(_UNBIND_PATIENCE)
-        if unbinding.is_alive():
+    def _await(self, unbinding: subprocess.Popen[bytes]) -> int:
+        """The error number that it ended with, 0 for none."""
+        try:
+            return unbinding.wait(_UNBIND_PATIENCE)
+        except subprocess.TimeoutExpired:
             _unbinding[self.address] = unbinding
-            raise AttachError(f"{self.address} is not let go by its driver: a process still has it open")
+            raise AttachError(
+                f"{self.address} is not let go by its driver: a process still has it open"
+            ) from None
+
+    @staticmethod
+    def _start_unbind(path: Path, address: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", "-S", "-c", _UNBIND, str(path), address]
+        try:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        except OSError as error:
+            raise AttachError(
+                f"{address} cannot be taken from its driver: {sys.executable} cannot be started: {error.strerror}"
+            ) from None
 
     @staticmethod
     def _write(path: Path, text: str) -> None:

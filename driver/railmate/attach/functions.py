@@ -14,6 +14,7 @@ from railmate.attach import rdmalink, rdmasoft, vf
 from railmate.attach.drivers import DriverBinding, arrival
 from railmate.attach.errors import AttachError
 from railmate.attach.home import find_on_host, restore_vf
+from railmate.attach.links import attempt
 from railmate.attach.model import NetdevReturn, NetdevSnapshot, PhysicalPort, ReturnRequest, ReturnState
 from railmate.attach.namespaces import Sides, with_host
 from railmate.attach.netdev import return_all
@@ -52,6 +53,15 @@ class FunctionChange:
     def passes_through(self) -> bool:
         """Whether a program in user space gets the function, and there is no netdev to give."""
         return self.driver == VFIO
+
+
+def is_so(change: FunctionChange, kept: VfSettings | None, guid: str | None) -> bool:
+    """Whether the function is already what it is to be. ``kept`` is what its physical function keeps of it, ``guid``
+    what it has itself: its driver may have read it before that was set."""
+    wanted = change.wanted.guid
+    if change.driver != change.own_driver or wanted is None or kept is None or guid is None:
+        return False
+    return kept.guid == wanted and guid.replace(":", "") == wanted.replace(":", "")
 
 
 def kept(change: FunctionChange) -> VfSettings | None:
@@ -100,13 +110,16 @@ def _tell(change: FunctionChange) -> None:
 
 
 def _mac_now(snapshot: NetdevSnapshot) -> str:
-    link = with_host(lambda sides: find_on_host(snapshot, sides))
+    what = f"{snapshot} cannot be looked for after its driver has made it anew; delete the pod to try again"
+    with attempt(what):
+        link = with_host(lambda sides: find_on_host(snapshot, sides))
     return link.mac if link is not None else snapshot.mac
 
 
 def undo(address: str, change: FunctionChange, sysfs_root: Path) -> NetdevReturn | None:
     """Bind the function to its own driver, and give it and its netdev back all that it had. May be repeated, and after
-    any step of `make`. What became of the netdev; None where there was none.
+    any step of `make`. What became of the netdev, and of the RDMA devices' names; None where there was none, and no
+    problem.
 
     Raises AttachError when the function is still not its own driver's.
     """
@@ -119,8 +132,8 @@ def undo(address: str, change: FunctionChange, sysfs_root: Path) -> NetdevReturn
             binding.rebind(change.own_driver, lambda: _restore_vf(address, change))
         binding.set_override(change.override)
         if snapshot is None:
-            with_host(lambda sides: _name_rdma(change.rdma, sides))
-            return None
+            wrong = with_host(lambda sides: _name_rdma(change.rdma, sides))
+            return NetdevReturn(address, ReturnState.ALREADY_HOME, None, tuple(wrong)) if wrong else None
         arrived()
     request = ReturnRequest(snapshot, None, NetdevSettings(vf=change.wanted))
     (result,) = return_all([request], None)

@@ -29,7 +29,7 @@ def find_on_host(snapshot: NetdevSnapshot, sides: Sides) -> Link | None:
 
 def bring_home(request: ReturnRequest, sides: Sides) -> NetdevReturn:
     """From the pod, or where it is not there, from the host's own devices."""
-    link = _in_pod(request, sides)
+    link = in_pod(request, sides)
     if link is None:
         return restore(request, sides)
     if request.settings.vf is not None:
@@ -41,7 +41,8 @@ def bring_home(request: ReturnRequest, sides: Sides) -> NetdevReturn:
     return restore(request, sides, ReturnState.RETURNED)
 
 
-def _in_pod(request: ReturnRequest, sides: Sides) -> Link | None:
+def in_pod(request: ReturnRequest, sides: Sides) -> Link | None:
+    """The device in the pod's namespace, whatever it is called there. Raises OSError."""
     if sides.pod is None:
         return None
     snapshot, attached = request.snapshot, request.attached

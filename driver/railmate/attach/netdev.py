@@ -30,6 +30,8 @@ from railmate.attach.model import (
 )
 from railmate.attach.move import MoveNetdev, steps_of
 from railmate.attach.namespaces import Sides, open_namespace, with_host, with_namespace
+from railmate.attach.rdma import MoveRdmaDevices
+from railmate.attach.rdmamodel import RdmaDeviceRef
 from railmate.attach.settings import NO_SETTINGS, NetdevSettings, VfSettings
 from railmate.attach.steps import Step, apply_all
 
@@ -121,10 +123,12 @@ def move_in(snapshot: NetdevSnapshot, netns_path: Path, *, name: str) -> Attache
 
 
 def attach_all(
-    requests: Sequence[MoveRequest | SubInterfaceRequest], netns_path: Path
+    requests: Sequence[MoveRequest | SubInterfaceRequest],
+    netns_path: Path,
+    rdma_devices: Sequence[RdmaDeviceRef] = (),
 ) -> list[AttachedNetdev]:
     """Move netdevs, with their RDMA devices, into the namespace at ``netns_path``, make sub-interfaces there and set
-    all of them up: all or none.
+    all of them up: all or none. ``rdma_devices`` are those of NICs without a netdev, which go there too.
 
     Repeatable: a netdev that is there already stays as it is, also when a container has renamed it since.
     Raises AttachError that names the netdev and the cause; what this call had moved is home again by then.
@@ -142,6 +146,8 @@ def attach_all(
             its_steps, move = steps_of(request)
         steps += its_steps
         moves.append(move)
+    if rdma_devices:
+        steps.append(MoveRdmaDevices(rdma_devices))
     with open_namespace(netns_path) as fd:
         with_namespace(fd, lambda sides: apply_all(steps, sides))
     return [move.attached for move in moves if move.attached is not None]

@@ -62,6 +62,8 @@ def attach_rdma(devices: Sequence[RdmaDeviceRef], netns_path: Path) -> None:
 
     Raises AttachError that names the device and the cause.
     """
+    if not devices:
+        return
     with open_namespace(netns_path) as fd:
         with_namespace(fd, lambda sides: apply_all([MoveRdmaDevices(devices)], sides))
 
@@ -81,6 +83,36 @@ def return_rdma(devices: Sequence[RdmaDeviceRef], netns_path: Path) -> list[Rdma
         return with_host(lambda sides: take_back(hard, sides))
     except AttachError as error:
         return [RdmaReturn(device.name, str(error)) for device in hard]
+
+
+def put_right(devices: Sequence[RdmaDeviceRef]) -> list[RdmaReturn]:
+    """Give devices that are on the host their own names again; a problem tells which are not there. Known by their
+    GUIDs, where they have one: another device may have the name. Never raises."""
+    try:
+        return with_host(lambda sides: _put_right([one for one in devices if one.soft is None], sides))
+    except AttachError as error:
+        return [RdmaReturn(device.name, str(error)) for device in devices]
+
+
+def _put_right(devices: Sequence[RdmaDeviceRef], sides: Sides) -> list[RdmaReturn]:
+    with rdmalink.open_sides(sides) as rdma:
+        return [RdmaReturn(one.name, _named(one, rdma) if rdma is not None else None) for one in devices]
+
+
+def _named(device: RdmaDeviceRef, rdma: RdmaSides) -> str | None:
+    """Why it is not on the host under its name."""
+    try:
+        with attempt(f"{device} cannot be put right"):
+            links = rdma.host.links()
+            known = [one for one in links if device.node_guid and one.node_guid == device.node_guid]
+            link = known[0] if len(known) == 1 else rdmalink.find(links, device)
+            if link is None:
+                return f"{device} is not on the host"
+            if link.name != device.name:
+                rdmalink.rename(link, rdma.host, device.name)
+    except AttachError as error:
+        return str(error)
+    return None
 
 
 def take_back(devices: Sequence[RdmaDeviceRef], sides: Sides) -> list[RdmaReturn]:

@@ -165,9 +165,12 @@ def _value(parts: dict[int, bytes], kind: int) -> int | None:
 
 
 def _guid(parts: dict[int, bytes]) -> str | None:
-    """The port's GUID, which is what a subnet manager knows it by; none where it was never set."""
-    value = _GUID.unpack_from(parts[_PORT_GUID])[1] if _PORT_GUID in parts else 0
-    return ":".join(f"{byte:02x}" for byte in value.to_bytes(8, "big")) if value else None
+    """The port's GUID, which is what a subnet manager knows it by. Zeros where it was never set, which is set again
+    like any other; None where the NIC has none."""
+    if _PORT_GUID not in parts:
+        return None
+    value = _GUID.unpack_from(parts[_PORT_GUID])[1]
+    return ":".join(f"{byte:02x}" for byte in value.to_bytes(8, "big"))
 
 
 def _flag(parts: dict[int, bytes], kind: int) -> bool | None:

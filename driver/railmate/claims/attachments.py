@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from railmate.attach.elsewhere import Elsewhere
 from railmate.attach.model import (
     AttachedNetdev,
     MoveRequest,
@@ -25,6 +26,7 @@ from railmate.attach.netdev import attach_all, remove_all, return_all
 from railmate.attach.rdma import attach_rdma, return_rdma
 from railmate.claims import leases
 from railmate.claims.ledger import Ledger
+from railmate.claims.rdmastrays import RdmaStrays
 from railmate.claims.records import Attachment, Entry
 from railmate.errors import RailmateError
 
@@ -55,6 +57,8 @@ class Attachments:
         self.driver, self._ledger, self._on_attached = driver, ledger, on_attached
         self.boot_id = boot_id
         self.repaired: Callable[[str], None] = lambda kind: None  # whoever counts repairs sets it
+        self.elsewhere: Elsewhere | None = None  # where strays may be; whoever knows the node sets it
+        self._rdma_strays = RdmaStrays(ledger.plugin_dir)
 
     def attach(self, entries: Sequence[Entry], sandbox: Sandbox) -> None:
         """Move all netdevs of these claims into the sandbox, in one go, and open the gate for each claim."""
@@ -121,10 +125,14 @@ class Attachments:
                 requests.append(MoveRequest(nic.snapshot, nic.interface, nic.settings, nic.rdma))
             elif nic.sub:
                 requests.append(SubInterfaceRequest(nic.address, nic.sub, nic.interface, nic.settings))
-        moved = attach_all(requests, sandbox.netns) if requests else []
         without_netdev = [device for nic in nics if not (nic.snapshot or nic.sub) for device in nic.rdma]
-        if without_netdev:
+        moved: Sequence[AttachedNetdev] = ()
+        if not requests:
             attach_rdma(without_netdev, sandbox.netns)
+        elif without_netdev:
+            moved = attach_all(requests, sandbox.netns, without_netdev)
+        else:
+            moved = attach_all(requests, sandbox.netns)
         return {(netdev.pci_address, netdev.share): netdev for netdev in moved}
 
     def _complete(self, entry: Entry, netdevs: Mapping[NicKey, AttachedNetdev], sandbox: Sandbox) -> None:
@@ -188,7 +196,7 @@ class Attachments:
             ]
             left = self._end_shares(entry, in_pod, Path(attachment.netns))
             # what is not there is a stray then, and fetched as soon as it comes
-            self._report_rdma(entry, Path(attachment.netns))
+            self._return_rdma(entry, Path(attachment.netns))
             returned = return_all(requests, Path(attachment.netns)) if requests else []
             self._remember_strays(entry, returned)
             self._report(entry, returned, why)
@@ -221,11 +229,19 @@ class Attachments:
             elif one.home:
                 self._ledger.drop_stray(one.pci_address)
 
-    def _report_rdma(self, entry: Entry, netns: Path) -> None:
-        """RDMA devices before their netdevs. What is not home yet the kernel gives back when the namespace ends."""
-        for one in return_rdma([device for nic in entry.nics if not nic.sub for device in nic.rdma], netns):
-            if one.problem:
-                log.warning("%s: %s", entry.claim, one.problem)
+    def _return_rdma(self, entry: Entry, netns: Path) -> None:
+        """RDMA devices before their netdevs. What is not home yet, or has another name, is looked for."""
+        nics = [nic for nic in entry.nics if not nic.sub and nic.rdma]
+        problems = {
+            one.name: one.problem
+            for one in return_rdma([device for nic in nics for device in nic.rdma], netns)
+            if one.problem
+        }
+        for problem in problems.values():
+            log.warning("%s: %s", entry.claim, problem)
+        for nic in nics:
+            if any(device.name in problems for device in nic.rdma):
+                attempt(partial(self._rdma_strays.put, nic.address, nic.rdma))
 
     def _report(self, entry: Entry, returned: Sequence[NetdevReturn], why: str) -> None:
         """Log what became of the netdevs. Raises RailmateError when one is still in the pod."""
@@ -262,16 +278,28 @@ class Attachments:
 
     def fetch_strays(self) -> int:
         """Put right what has come home since it was lost; return how many did."""
-        strays = self._ledger.strays()
-        if not strays:
-            return 0
-        found = 0
-        for one in return_all([ReturnRequest(stray) for stray in strays], None):
-            if one.home and not one.problems:
-                self._ledger.drop_stray(one.pci_address)
-                log.info("the netdev of %s is home again, as %s", one.pci_address, one.name)
-                found += 1
-        return found
+        strays = [ReturnRequest(stray) for stray in self._ledger.strays()]
+        return self._put_right(return_all(strays, None)) if strays else 0
+
+    def fetch_from_elsewhere(self) -> tuple[int, int]:
+        """Bring strays home from namespaces that no claim knows, netdevs and RDMA devices; how many of each. Takes
+        some tenths of a second where there are strays."""
+        strays, rdma = self._ledger.strays(), self._rdma_strays.all()
+        if not strays and not rdma:
+            return 0, 0
+        # what a claim has got again since is where it belongs, in that claim's pod
+        held = {nic.address for entry in self._ledger.entries().values() for nic in entry.nics}
+        # before their netdevs, which soft ones end with
+        found = self._rdma_strays.fetch(held, self.elsewhere)
+        wanted = [ReturnRequest(stray) for stray in strays if stray.pci_address not in held]
+        return self._put_right(self.elsewhere.fetch_netdevs(wanted) if self.elsewhere else ()), found
+
+    def _put_right(self, returned: Sequence[NetdevReturn]) -> int:
+        right = [one for one in returned if one.home and not one.problems]
+        for one in right:
+            self._ledger.drop_stray(one.pci_address)
+            log.info("the netdev of %s is home again, as %s", one.pci_address, one.name)
+        return len(right)
 
 
 def attempt(verb: Callable[[], object]) -> bool:

@@ -23,6 +23,7 @@ from railmate.cdi.spec import DeviceNode
 from railmate.claims.ledger import Ledger
 from railmate.claims.plan import ClaimError, NodeView
 from railmate.claims.rdmanodes import with_rdma_nodes
+from railmate.claims.rdmastrays import RdmaStrays
 from railmate.claims.records import ClaimRef, Entry, PreparedDevice, PreparedNic
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.errors import RailmateError
@@ -45,6 +46,7 @@ class Rebinding:
         self, ledger: Ledger, files: RuntimeFiles, node: Callable[[], NodeView], boot_id: str
     ) -> None:
         self._ledger, self._files, self._node, self._boot_id = ledger, files, node, boot_id
+        self._rdma_strays = RdmaStrays(ledger.plugin_dir)
 
     def held(self, entry: Entry) -> bool:
         """Whether functions are, or may be, changed for the claim. After a reboot all are what they were."""
@@ -78,6 +80,8 @@ class Rebinding:
             if warning:
                 log.warning("%s", warning)
         before = None if change.netdev else functions.kept(change)
+        if functions.is_so(change, before, next((one.node_guid for one in change.rdma), None)):
+            return replace(nic, change=None)
         return replace(nic, change=replace(change, override=binding.override, before=before))
 
     def make(self, ref: ClaimRef) -> Entry:
@@ -176,11 +180,15 @@ class Rebinding:
     def _undo(self, address: str, change: FunctionChange, claim: ClaimRef) -> None:
         result = functions.undo(address, change, self._node().sysfs_root)
         log.info("%s: %s is bound to %s again", claim, address, change.own_driver)
-        if result is None or change.snapshot is None:
+        if result is None:
             return
         for problem in result.problems:
             log.warning("%s: %s: %s", claim, address, problem)
         with self._ledger.locked():
+            if result.problems and any(one.soft is None for one in change.rdma):
+                self._rdma_strays.put(address, change.rdma)
+            if change.snapshot is None:
+                return
             if _is_stray(result):
                 self._ledger.put_stray(change.snapshot)
             else:

@@ -82,6 +82,11 @@ class Reconciler:
             for _ in range(half_done + self._files.remove_temporaries()):
                 self._repaired("half-written file")
             self.fetch_strays()
+            for kind, count in zip(
+                ("stray netdev", "stray RDMA device"), self._moves.fetch_from_elsewhere(), strict=True
+            ):
+                for _ in range(count):
+                    self._repaired(kind)
 
     def fetch_strays(self) -> bool:
         """Put right what has come home; whether something is still missing."""

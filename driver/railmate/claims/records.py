@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from railmate.attach.functions import FunctionChange
+from railmate.attach.functions import FunctionChange, is_so
 from railmate.attach.ipam import IpamRequest
 from railmate.attach.model import AttachedNetdev, NetdevSnapshot, SubInterface
 from railmate.attach.rdmamodel import RdmaDeviceRef, SeenNic
@@ -75,6 +75,10 @@ class PreparedNic:
         """The NIC with what its netdev returns to. One that passes through has none to give to a pod."""
         if self.change is None:
             return replace(self, snapshot=snapshot)
+        hardware_address = snapshot.mac.split(":")
+        guid = ":".join(hardware_address[-8:]) if len(hardware_address) == 20 else None  # of IPoIB, RFC 4391
+        if is_so(self.change, snapshot.vf, guid):
+            return replace(self, snapshot=snapshot, change=None)
         change = replace(self.change, snapshot=snapshot, before=snapshot.vf)
         return replace(self, snapshot=None if self.passes_through else snapshot, change=change)
 

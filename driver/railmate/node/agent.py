@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from railmate import files
+from railmate.attach.elsewhere import Elsewhere
 from railmate.attach.rdmalook import char_devices
 from railmate.cdi.vendor import VendorSpecs
 from railmate.claims.attachments import Sandbox, attempt
@@ -37,6 +38,7 @@ from railmate.node.machine import MachineWatch, View, first_look
 from railmate.node.memlock import Memlock
 from railmate.node.newest import Newest
 from railmate.node.provisioning import Provisioner
+from railmate.node.rdmacgroup import RdmaCgroup
 from railmate.node.reports import Reports
 from railmate.node.settings import Settings
 from railmate.node.watching import DeviceWatch
@@ -93,6 +95,7 @@ class Agent:
         self._attached = AttachedClaims(ledger, observations, self._reports)
         self._attached.catch_up(ledger.entries().values())
         self._state = ClaimState(kube, self._node_view(view), ledger, runtime_files, boot, self._attached)
+        self._state.moves.elsewhere = Elsewhere(settings.host_proc)
         self._repairs: Counter[str] = Counter()
         self._reconciler = Reconciler(
             kube,
@@ -147,7 +150,15 @@ class Agent:
             lambda message: self._reports.node_event("MemlockNotRaised", message),
             settings.host_proc,
         )
-        self._events = RuntimeEvents(settings.driver_name, self._state, self._attached, self._memlock)
+        self._rdma_cgroup = RdmaCgroup(
+            settings.driver_name,
+            settings.plugin_dir,
+            lambda message: self._reports.node_event("RdmaNotLimited", message),
+        )
+        self._rdma_cgroup.update(view.inventory, view.offer)
+        self._events = RuntimeEvents(
+            settings.driver_name, self._state, self._attached, self._memlock, self._rdma_cgroup
+        )
         self._nri = NriPlugin(settings.driver_name, _NRI_INDEX, settings.nri_socket, self._events)
         checks = {"/healthz": self._dead, "/readyz": self._missing}
         self._health = HealthServer(settings.http_address, checks) if settings.http_address else None
@@ -231,6 +242,7 @@ class Agent:
             if time.monotonic() >= due:
                 self._reconciler.run()
                 self._memlock.look()
+                self._rdma_cgroup.look()
                 due = time.monotonic() + _RECONCILE_EVERY
             # nobody tells when a netdev comes home after its namespace's end, or when a force-deleted pod has ended
             self._stopping.wait(
@@ -261,6 +273,7 @@ class Agent:
     def _on_changed(self, view: View) -> None:
         self._state.update(self._node_view(view))
         self._devices.update(view)
+        self._rdma_cgroup.update(view.inventory, view.offer)
         if view.offer != self._offered:
             self._offered = view.offer
             self._offers.put(view.offer)

@@ -16,6 +16,7 @@ from railmate.errors import RailmateError
 from railmate.node.attached import AttachedClaims
 from railmate.node.hints import environment
 from railmate.node.memlock import Memlock
+from railmate.node.rdmacgroup import RdmaCgroup
 from railmate.nri.events import ContainerAdjustment, ContainerInfo, PodSandbox
 
 log = logging.getLogger(__name__)
@@ -24,8 +25,16 @@ log = logging.getLogger(__name__)
 class RuntimeEvents:
     """An ``NriHandler``. A pod without our claims costs a look into the ledger's directory."""
 
-    def __init__(self, driver: str, state: ClaimState, attached: AttachedClaims, memlock: Memlock) -> None:
-        self._driver, self._state, self._attached, self._memlock = driver, state, attached, memlock
+    def __init__(
+        self,
+        driver: str,
+        state: ClaimState,
+        attached: AttachedClaims,
+        memlock: Memlock,
+        rdma_cgroup: RdmaCgroup,
+    ) -> None:
+        self._driver, self._state, self._attached = driver, state, attached
+        self._memlock, self._rdma_cgroup = memlock, rdma_cgroup
         self._sandboxes: dict[str, Sandbox] = {}  # by ID, all that have not ended
         # not the kubelet's threads: those may all be waiting for a device that only an event here frees
         self._workers = ThreadPoolExecutor(4, thread_name_prefix="nri")
@@ -90,7 +99,11 @@ class RuntimeEvents:
         """Limits and hints, from the claims that this container references and no others."""
         entries = self._attached.entries(claims)
         limits = self._memlock.limits(container, pod.pid, pod.id) if _pins_memory(entries) else ()
-        return ContainerAdjustment(rlimits=limits, env=environment(entries, container.env))
+        return ContainerAdjustment(
+            rlimits=limits,
+            env=environment(entries, container.env),
+            annotations=self._rdma_cgroup.annotations(entries),
+        )
 
     def _checked(self, sandbox: Sandbox, claims: list[str]) -> None:
         """Raises what keeps the claims' devices from the sandbox, after one more try."""

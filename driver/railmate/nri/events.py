@@ -84,6 +84,7 @@ class ContainerAdjustment:
     rlimits: tuple[Rlimit, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     cdi_devices: tuple[str, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 class NriHandler(Protocol):

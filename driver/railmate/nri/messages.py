@@ -52,4 +52,5 @@ def create_container_response(adjustment: ContainerAdjustment | None) -> Any:
             response.adjust.env.add(key=key, value=value)
         for name in adjustment.cdi_devices:
             response.adjust.CDI_devices.add(name=name)
+        response.adjust.annotations.update(adjustment.annotations)
     return response

@@ -162,19 +162,30 @@ def killed(verb: Callable[[], object], number: int, after: bool) -> int:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        real, count = DriverBinding._write, 0
+        real, real_start, count = DriverBinding._write, DriverBinding._start_unbind, 0
 
-        def write(path: Path, text: str) -> None:
+        def step(act: Callable[[], object]) -> None:
             nonlocal count
             count += 1
             os.write(writing, b".")
             if count == number and not after:
                 os.kill(os.getpid(), signal.SIGKILL)
-            real(path, text)
+            act()
             if count == number:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        DriverBinding._write = staticmethod(write)
+        def start(path: Path, address: str) -> subprocess.Popen[bytes]:
+            begun: list[subprocess.Popen[bytes]] = []
+
+            def act() -> None:
+                begun.append(real_start(path, address))
+                begun[0].wait()
+
+            step(act)
+            return begun[0]
+
+        DriverBinding._write = staticmethod(lambda path, text: step(lambda: real(path, text)))
+        DriverBinding._start_unbind = staticmethod(start)
         try:
             verb()
         finally:

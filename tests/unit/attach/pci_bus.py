@@ -16,6 +16,13 @@ from pathlib import Path
 VFIO = "vfio-pci"
 
 
+class Ended:
+    """A process that has done its work."""
+
+    def wait(self, timeout: float) -> int:
+        return 0
+
+
 @dataclass
 class PciBus:
     """``came`` and ``went`` hear of a function's netdev: address. ``around`` gets each thing that the kernel does."""
@@ -78,6 +85,14 @@ class PciBus:
             self.around(lambda: self._act(path, text.strip()))
         except OSError as error:
             raise AttachError(f"{path} does not take {text.strip()!r}: {error.strerror}") from None
+
+    @staticmethod
+    def start_unbind(path: Path, address: str) -> Ended:
+        """In place of ``DriverBinding._start_unbind``: in this process, so that it acts as ``_write`` does there."""
+        from railmate.attach.drivers import DriverBinding
+
+        DriverBinding._write(path, address)
+        return Ended()
 
     def _act(self, path: Path, text: str) -> None:
         if path.name == "driver_override":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from rdma_kernel import HOST, HOST_FD, POD, POD_FD, RdmaKernel
 
 from railmate import netlink as sockets
-from railmate.attach import namespaces, rdma, rdmasoft
+from railmate.attach import elsewhere, namespaces, rdma, rdmasoft
 from railmate.attach.errors import AttachError
 from railmate.attach.namespaces import Sides
 from railmate.attach.rdmamodel import RdmaDeviceRef, RdmaReturn
@@ -100,6 +103,55 @@ def test_a_device_that_is_nowhere_is_told_and_does_not_stop_the_others(kernel: R
     assert lost.problem is not None
     assert "mlx5_9" in lost.problem
     assert home.problem is None
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_on_the_host_a_device_gets_its_name_again_by_its_guid(
+    kernel: RdmaKernel, exclusive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rdma, "with_host", lambda work: work(ALONE))
+    kernel.exclusive, kernel.here = exclusive, HOST
+    kernel.named("mlx5_2").name = "rdmap9"
+    assert rdma.put_right([MLX]) == [RdmaReturn("mlx5_2")]
+    assert where(kernel) == {"mlx5_0": HOST, "mlx5_2": HOST}
+
+
+def test_a_device_that_is_not_on_the_host_is_not_right(
+    kernel: RdmaKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rdma, "with_host", lambda work: work(ALONE))
+    kernel.named("mlx5_2").namespace = "elsewhere"
+    kernel.here = HOST
+    (said,) = rdma.put_right([MLX])
+    assert said.problem == "RDMA device mlx5_2 is not on the host"
+
+
+def test_of_all_namespaces_the_one_that_has_the_device_gives_it_back(
+    kernel: RdmaKernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The others have none of it, and nobody is asked once it is found."""
+    entered: list[str] = []
+
+    @contextmanager
+    def opened(path: Path) -> Iterator[str]:
+        yield path.name
+
+    def with_namespace(fd: str, work: Callable[[Sides], None]) -> None:
+        entered.append(fd)
+        mine, kernel.named("mlx5_2").namespace = kernel.named("mlx5_2").namespace, HOST
+        if mine != HOST:
+            kernel.named("mlx5_2").namespace = POD if fd == mine else "elsewhere"
+        work(SIDES)
+        if kernel.named("mlx5_2").namespace == "elsewhere":
+            kernel.named("mlx5_2").namespace = mine
+
+    monkeypatch.setattr(elsewhere, "open_namespace", opened)
+    monkeypatch.setattr(elsewhere, "with_namespace", with_namespace)
+    monkeypatch.setattr(elsewhere.Elsewhere, "namespaces", lambda self: [Path("/a"), Path("/b"), Path("/c")])
+    kernel.named("mlx5_2").namespace = "b"
+    assert elsewhere.Elsewhere(tmp_path).fetch_rdma([MLX, RXE]) == [RdmaReturn("mlx5_2")]
+    assert where(kernel)["mlx5_2"] == HOST
+    assert entered == ["a", "b"]
 
 
 def test_the_mode_counts_that_the_node_has_now(kernel: RdmaKernel) -> None:

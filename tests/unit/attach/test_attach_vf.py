@@ -119,6 +119,31 @@ def test_node_and_port_guid_are_told_and_understood() -> None:
     assert vf.read(Peer(), PORT).guid is None, "Ethernet has none"  # type: ignore[arg-type]
 
 
+def test_a_guid_that_was_never_set_is_unset_again() -> None:
+    """The kernel tells and takes zeros for it."""
+
+    class Fabric(Peer):
+        guid = 0
+
+        def request(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
+            if kind == 16:
+                (self.guid,) = struct.unpack("=Q", body[-8:])
+            return [self._answer()] if kind == 18 else []
+
+        def _info(self, number: int, now: VfSettings) -> list[bytes]:
+            guid = struct.pack("=IIQ", number, 0, self.guid if number == PORT.vf else 5)
+            return [*super()._info(number, now), attribute(10, guid), attribute(11, guid)]
+
+    peer = Fabric()
+    sides = Sides(peer, -1)  # type: ignore[arg-type]
+    before = vf.read(peer, PORT)  # type: ignore[arg-type]
+    vf.write_guids(peer, PORT, "02:00:00:00:00:00:00:aa")  # type: ignore[arg-type]
+    assert peer.guid == 0x0200_0000_0000_00AA
+    snapshot = NetdevSnapshot("0000:0c:00.4", "ib3", "", 2044, True, physical=PORT, vf=before)
+    assert restore_vf(snapshot, sides) == []
+    assert peer.guid == 0
+
+
 @pytest.mark.parametrize("name", SPOKEN)
 def test_each_setting_is_told_in_the_kernels_terms(name: str) -> None:
     value, attribute_name, wanted = SPOKEN[name]

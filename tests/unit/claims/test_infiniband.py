@@ -202,6 +202,7 @@ def node(world: World, tmp_path_factory: pytest.TempPathFactory, monkeypatch: py
         lambda address: (world.netdevs.where.pop(address), made.log.append("unbound"))[1],
     )
     monkeypatch.setattr(DriverBinding, "_write", staticmethod(bus.write))
+    monkeypatch.setattr(DriverBinding, "_start_unbind", staticmethod(bus.start_unbind))
     monkeypatch.setattr(functions, "with_host", lambda work: work(_Sides()))
     monkeypatch.setattr(functions, "find_on_host", lambda snapshot, sides: None)
     monkeypatch.setattr(functions, "return_all", world.netdevs.return_all)
@@ -241,6 +242,30 @@ def test_the_vf_is_bound_anew_with_its_guid_and_has_its_own_again_afterwards(
     assert node.log[3:] == ["unbound", f"GUID {OWN}", "bound"]
     assert node.guid[VFS[0]] == OWN
     assert node.world.clean()
+
+
+def test_a_vf_that_has_the_guid_already_is_left_bound(node: Node) -> None:
+    node.guid[VFS[0]] = MINE
+    node.world.prepared(1, "vf-0", configs=[config(guid=MINE)])
+    node.world.state.attach(sandbox())
+    node.world.state.unprepare(ref(1))
+    assert node.log == []
+    assert node.guid[VFS[0]] == MINE
+    assert node.world.clean()
+
+
+def test_a_vf_whose_driver_has_not_read_the_guid_yet_is_bound_anew(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its physical function was told of another while the driver had it."""
+    real = node.snapshot
+
+    def stale(*arguments: Any) -> NetdevSnapshot:
+        return replace(real(*arguments), vf=VfSettings(guid=MINE))
+
+    monkeypatch.setattr(verbs, "snapshot", stale)
+    node.world.prepared(1, "vf-0", configs=[config(guid=MINE)])
+    assert node.log == ["unbound", f"GUID {MINE}", "bound"]
 
 
 def test_a_vf_that_was_bound_anew_has_the_nodes_that_it_has_now(node: Node) -> None:

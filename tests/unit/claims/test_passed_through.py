@@ -7,7 +7,7 @@ same in the virtual node (tests/e2e/vnode/test_vfio.py).
 from __future__ import annotations
 
 import json
-import threading
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from claims_world import (
 )
 
 import railmate.claims.state as verbs
-from railmate.attach import drivers, functions
+from railmate.attach import functions
 from railmate.attach.drivers import DriverBinding
 from railmate.attach.errors import AttachError
 from railmate.attach.model import NetdevSnapshot
@@ -90,6 +90,7 @@ def machine(
     told: list[VfSettings] = []
     restored: list[VfSettings | None] = []
     monkeypatch.setattr(DriverBinding, "_write", staticmethod(bus.write))
+    monkeypatch.setattr(DriverBinding, "_start_unbind", staticmethod(bus.start_unbind))
     monkeypatch.setattr(functions, "with_host", lambda work: work(_Sides()))
     monkeypatch.setattr(functions, "return_all", netdevs.return_all)
     monkeypatch.setattr(functions.vf, "write", lambda host, port, wanted: told.append(wanted))
@@ -445,21 +446,27 @@ def test_what_a_process_holds_open_is_not_waited_for_without_end(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.world.prepared(1, "vf-0", configs=[VFIO])
-    closed = threading.Event()
+    open_for = 2
 
-    def writing(path: Path, text: str) -> None:
-        if path.name == "unbind":
-            closed.wait()
-        machine.bus.write(path, text)
+    class Waiting:
+        """The kernel has taken the link to the driver away, and waits."""
 
-    monkeypatch.setattr(drivers, "_UNBIND_PATIENCE", 0.05)
-    monkeypatch.setattr(DriverBinding, "_write", staticmethod(writing))
-    try:
+        def wait(self, timeout: float) -> int:
+            nonlocal open_for
+            if open_for:
+                open_for -= 1
+                raise subprocess.TimeoutExpired("unbind", timeout)
+            return 0
+
+    def start(path: Path, address: str) -> Waiting:
+        machine.bus.write(path, address)
+        return Waiting()
+
+    monkeypatch.setattr(DriverBinding, "_start_unbind", staticmethod(start))
+    for _ in range(2):
         with pytest.raises(RailmateError, match="a process still has it open"):
             machine.world.state.unprepare(ref(1))
-    finally:
-        closed.set()
-    monkeypatch.setattr(drivers, "_UNBIND_PATIENCE", 5.0)
+        assert machine.bus.driver(VFS[0]) is None, "it is not given to another while it may be in use"
     machine.world.state.unprepare(ref(1))
     assert machine.world.clean()
 

@@ -11,10 +11,12 @@ from claims_netdevs import World
 from claims_world import VFS, inventory, ref, sandbox, state, uid, view
 
 import railmate.claims.attachments as attachments
+import railmate.claims.rdmastrays as rdmastrays
 from railmate.attach.errors import AttachError
 from railmate.attach.model import AttachedNetdev, MoveRequest, NetdevReturn, ReturnRequest
 from railmate.attach.rdmamodel import RdmaDeviceRef, RdmaReturn
 from railmate.claims.plan import NodeView
+from railmate.claims.rdmastrays import RdmaStrays
 from railmate.errors import RailmateError
 
 DEVICE = RdmaDeviceRef("mlx5_0")
@@ -26,8 +28,13 @@ def calls(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     done: list[str] = []
     attach_all, return_all = attachments.attach_all, attachments.return_all
 
-    def attach(requests: Sequence[MoveRequest], netns: Path) -> list[AttachedNetdev]:
-        done.extend(f"{one.snapshot.name} with {[d.name for d in one.rdma_devices]}" for one in requests)
+    def attach(
+        requests: Sequence[MoveRequest], netns: Path, alone: Sequence[RdmaDeviceRef] = ()
+    ) -> list[AttachedNetdev]:
+        beside = f" beside {[d.name for d in alone]}" if alone else ""
+        done.extend(
+            f"{one.snapshot.name} with {[d.name for d in one.rdma_devices]}{beside}" for one in requests
+        )
         return attach_all(requests, netns)
 
     def back(requests: Sequence[ReturnRequest], netns: Path | None) -> list[NetdevReturn]:
@@ -74,6 +81,81 @@ def test_nic_without_netdev_gives_its_rdma_device_alone(world: World, calls: lis
     world.state.unprepare(ref(1))
     assert calls[1:] == ["mlx5_0 home"]
     assert world.clean()
+
+
+def test_nics_with_and_without_netdev_take_one_visit_to_the_namespace(world: World, calls: list[str]) -> None:
+    world.state = state(world.root, world.api, node=infiniband())
+    world.prepared(1, "wide")
+    world.state.attach(sandbox())
+    assert calls == ["vf1 with ['mlx5_1'] beside ['mlx5_0']"]
+
+
+def returning(monkeypatch: pytest.MonkeyPatch, problem: str | None) -> None:
+    monkeypatch.setattr(
+        attachments, "return_rdma", lambda devices, netns: [RdmaReturn(one.name, problem) for one in devices]
+    )
+
+
+def test_rdma_device_that_did_not_come_home_is_looked_for_until_it_is(
+    world: World, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.state = state(world.root, world.api, node=infiniband())
+    world.prepared(1, "vf-0")
+    world.state.attach(sandbox())
+    returning(monkeypatch, "RDMA device mlx5_0 is neither in the pod nor on the host")
+    world.state.unprepare(ref(1))
+    moves, strays = world.state.moves, RdmaStrays(world.ledger.plugin_dir)
+    (known,) = strays.all().items()
+    assert (known[0], [one.name for one in known[1]]) == (VFS[0], ["mlx5_0"])
+
+    where = ["lost"]
+    asked: list[str] = []
+
+    class Node:
+        """Other namespaces, in one of which it is found."""
+
+        def fetch_rdma(self, devices: Sequence[RdmaDeviceRef]) -> list[RdmaReturn]:
+            asked.append(where[0])
+            if where[0] == "elsewhere":
+                where[0] = "home"
+                return [RdmaReturn(one.name) for one in devices]
+            return []
+
+        def fetch_netdevs(self, requests: Sequence[ReturnRequest]) -> list[NetdevReturn]:
+            return []
+
+    def put_right(devices: Sequence[RdmaDeviceRef]) -> list[RdmaReturn]:
+        return [RdmaReturn(one.name, None if where[0] == "home" else "it is lost") for one in devices]
+
+    monkeypatch.setattr(rdmastrays, "put_right", put_right)
+    moves.elsewhere = Node()  # type: ignore[assignment]
+    assert moves.fetch_from_elsewhere() == (0, 0)
+    assert VFS[0] in strays.all()
+    where[0] = "elsewhere"
+    assert moves.fetch_from_elsewhere() == (0, 1)
+    assert strays.all() == {}
+    assert moves.fetch_from_elsewhere() == (0, 0)
+    assert asked == ["lost", "elsewhere"], "where nothing is missing nobody looks"
+
+
+def test_rdma_device_that_another_claim_has_by_now_stays_with_it(
+    world: World, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.state = state(world.root, world.api, node=infiniband())
+    world.prepared(1, "vf-0")
+    RdmaStrays(world.ledger.plugin_dir).put(VFS[0], [DEVICE])
+    monkeypatch.setattr(rdmastrays, "put_right", lambda devices: pytest.fail("it is the claim's"))
+    assert world.state.moves.fetch_from_elsewhere() == (0, 0)
+    assert VFS[0] in RdmaStrays(world.ledger.plugin_dir).all()
+
+
+def test_record_of_an_rdma_stray_that_is_none_is_removed(world: World) -> None:
+    strays = RdmaStrays(world.ledger.plugin_dir)
+    strays.put(VFS[1], [DEVICE])
+    for name, text in (("a", "{"), ("b", "[]"), ("c", '{"devices": [{"name": 1}]}'), ("d", '{"devices": 5}')):
+        (world.ledger.plugin_dir / "rdma-strays" / f"{name}.json").write_text(text)
+    assert strays.all() == {VFS[1]: (DEVICE,)}
+    assert [path.stem for path in (world.ledger.plugin_dir / "rdma-strays").iterdir()] == [VFS[1]]
 
 
 def test_rdma_device_that_cannot_be_moved_keeps_the_gate_closed(

@@ -18,9 +18,12 @@ from railmate.claims.attachments import Sandbox
 from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedDevice, PreparedNic, Seen
 from railmate.claims.runtime_files import NCCL_TOPOLOGY
 from railmate.errors import RailmateError
+from railmate.inventory.model import Inventory, PciFunction, RdmaDevice
 from railmate.node.events import RuntimeEvents
 from railmate.node.memlock import Memlock
+from railmate.node.rdmacgroup import RdmaCgroup
 from railmate.nri.events import UNLIMITED, ContainerAdjustment, ContainerInfo, PodSandbox, Rlimit
+from railmate.publish.model import Offer, OfferedDevice
 
 UID = "00000000-0000-4000-8000-000000000001"
 OTHER = "00000000-0000-4000-8000-000000000002"
@@ -64,10 +67,17 @@ def claims() -> Claims:
 
 
 @pytest.fixture
-def events(recorder: Recorder, claims: Claims, tmp_path: Path) -> Iterator[RuntimeEvents]:
+def rdma_cgroup(tmp_path: Path) -> RdmaCgroup:
+    return RdmaCgroup("railmate.dev", tmp_path, lambda message: None)
+
+
+@pytest.fixture
+def events(
+    recorder: Recorder, claims: Claims, rdma_cgroup: RdmaCgroup, tmp_path: Path
+) -> Iterator[RuntimeEvents]:
     (tmp_path / "memlock-raised").touch()  # the gate has seen that it works
     memlock = Memlock(tmp_path, lambda message: None, proc=tmp_path)
-    one = RuntimeEvents("railmate.dev", recorder, claims, memlock)  # type: ignore[arg-type]
+    one = RuntimeEvents("railmate.dev", recorder, claims, memlock, rdma_cgroup)  # type: ignore[arg-type]
     yield one
     one.close()
 
@@ -297,6 +307,23 @@ def test_nothing_of_a_claim_reaches_a_container_that_does_not_reference_it(
     second = adjusted(events, f"railmate.dev/claim={OTHER}-pair-0")
     assert "mlx5_2" not in str(second)
     assert do(events.create_container(pod(), container("nvidia.com/gpu=0"))) is None
+
+
+def test_the_gate_hears_which_rdma_devices_the_container_does_not_have(
+    events: RuntimeEvents, claims: Claims, rdma_cgroup: RdmaCgroup
+) -> None:
+    functions = {
+        f"0000:0c:00.{n}": PciFunction(
+            f"0000:0c:00.{n}", (), 0x020000, 0x15B3, 0x101E, rdma_devices=(RdmaDevice(f"mlx5_{n}"),)
+        )
+        for n in range(3)
+    }
+    offer = Offer(tuple(OfferedDevice(f"vf-{one[-1]}", "rdmaVF", {}, nics=(one,)) for one in functions))
+    rdma_cgroup.update(Inventory(functions), offer)
+    claims.known = {UID: attached(UID, "mlx5_2"), OTHER: attached(OTHER, "mlx5_0")}
+    assert adjusted(events, OURS).annotations == {"railmate.dev/rdma-denied": "mlx5_0 mlx5_1"}
+    both = adjusted(events, OURS, f"railmate.dev/claim={OTHER}-pair-0")
+    assert both.annotations == {"railmate.dev/rdma-denied": "mlx5_1"}
 
 
 def test_claim_of_a_gpu_alone_changes_no_limit(events: RuntimeEvents, claims: Claims) -> None:

@@ -30,6 +30,14 @@ ORDER = [
 FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 #: Changes of the kernel stay in one place: what can make them is imported nowhere else.
 KERNEL = {"pyroute2": {"attach"}, "railmate.netlink": {"attach", "inventory"}}
+#: What makes threads, by its last name: of threading, concurrent.futures, asyncio, _thread.
+THREADS = {
+    *("Thread", "Timer", "ThreadPoolExecutor", "ThreadPool", "to_thread"),
+    *("start_new_thread", "start_joinable_thread"),
+}
+#: Below node, and why: a thread that ends before the call does, because a network namespace is a thread's own; threads
+#: of the kubelet's server, which belong to it as its sockets do, and end with it.
+THREADS_ALLOWED = {Path("attach/namespaces.py"), Path("kubelet/server.py")}
 
 
 def place(file: Path) -> str:
@@ -69,3 +77,26 @@ def test_the_kernel_is_changed_in_one_place() -> None:
             if any(f"{name}.".startswith(f"{module}.") for name in imported(file))
         }
         assert users <= allowed, module
+
+
+def makes_threads(text: str) -> bool:
+    names = {
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute | ast.Name)
+    }
+    return not names.isdisjoint(THREADS)
+
+
+def test_nothing_below_node_starts_threads() -> None:
+    below = [file for file in FILES if place(file) not in ("cli", "node", "__init__")]
+    found = {file for file in below if makes_threads((ROOT / file).read_text())}
+    assert found == THREADS_ALLOWED
+
+
+@pytest.mark.parametrize(
+    "text", ["threading.Thread(target=f)", "Thread(target=f).start()", "futures.ThreadPoolExecutor(4)"]
+)
+def test_threads_are_seen_however_they_are_made(text: str) -> None:
+    assert makes_threads(text)
+    assert not makes_threads("lock = threading.Lock()")

@@ -1,0 +1,70 @@
+"""The rdma cgroup: a container with RDMA devices of claims gets no resource of those that other claims may have.
+
+In exclusive mode namespaces keep RDMA devices apart, in shared mode only the device nodes do; where the node has the
+rdma controller (kernel Documentation/admin-guide/cgroup-v2.rst, section RDMA) the kernel does it in both, and in
+privileged containers too. The runtime could be asked for it, but it fails a container where the controller is missing
+and, before runc 1.3, where two devices are named. So the gate writes the limits; it learns the devices from an
+annotation of the container, and leaves word of how it went.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from railmate.claims.records import Entry
+from railmate.inventory.model import Inventory
+from railmate.publish.model import Offer
+
+log = logging.getLogger(__name__)
+
+#: Characters that the gate reads of the annotation.
+_MAX_LENGTH = 64 << 10
+_WORDS = (
+    "RDMA devices of other claims are kept from containers by their device nodes and network namespaces alone: the "
+    "node has no rdma cgroup controller for them. Privileged containers may reach those devices. To change that, use "
+    "a kernel with CONFIG_CGROUP_RDMA and see that /sys/fs/cgroup/kubepods*/cgroup.controllers names rdma."
+)
+
+
+def claimable(inventory: Inventory, offer: Offer) -> frozenset[str]:
+    """Names of the RDMA devices that claims can have, and of the physical functions above them."""
+    offered = {address for device in offer.devices for address in device.nics}
+    functions = [inventory.functions[one] for one in offered if one in inventory.functions]
+    above = [inventory.functions.get(one.physical_function or "") for one in functions]
+    return frozenset(
+        device.name for one in (*functions, *above) if one is not None for device in one.rdma_devices
+    )
+
+
+class RdmaCgroup:
+    """``report`` is called once with words for people where the kernel does not keep the devices apart."""
+
+    def __init__(self, driver: str, plugin_dir: Path, report: Callable[[str], None]) -> None:
+        self._key, self._plugin_dir, self._report = f"{driver}/rdma-denied", plugin_dir, report
+        self._claimable: frozenset[str] = frozenset()
+        self._told = False
+
+    def update(self, inventory: Inventory, offer: Offer) -> None:
+        """The machine as it is now; what claims hold is in it as it was before."""
+        self._claimable = claimable(inventory, offer)
+
+    def annotations(self, mine: Iterable[Entry]) -> dict[str, str]:
+        """What tells the gate of a container which devices to deny; ``mine``: all claims that it references."""
+        own = {device.name for entry in mine for nic in entry.nics for device in nic.rdma}
+        if not own:
+            return {}
+        denied = sorted(self._claimable - own)
+        text = " ".join(denied)
+        if len(text) > _MAX_LENGTH:
+            log.warning("the node has too many RDMA devices (%d) to limit containers to theirs", len(denied))
+            return {}
+        return {self._key: text} if text else {}
+
+    def look(self) -> None:
+        """Tell, once, what the gate had to find out."""
+        if not self._told and (self._plugin_dir / "rdma-unlimited").exists():
+            self._told = True
+            log.warning("%s", _WORDS)
+            self._report(_WORDS)
