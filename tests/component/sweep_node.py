@@ -87,7 +87,8 @@ book="{books}/$CNI_CONTAINERID.$CNI_IFNAME"
 mkdir -p "{books}"
 set -C
 : > "$book" || exit 1
-echo '{{"ips": [{{"address": "10.77.0.'"${{CNI_IFNAME#net}}"'/24"}}]}}'
+number="${{CNI_IFNAME#net}}"
+echo '{{"ips": [{{"address": "10.77.0.'"${{number%%.*}}"'/24"}}]}}'
 """
 
 

@@ -110,7 +110,7 @@ class Driver:
         self.state.prepare(ref(number), patience)
 
     def files(self) -> list[str]:
-        return sorted(p.name for p in self.root.rglob("*") if p.is_file() and p.name != "serialize.lock")
+        return sorted(p.name for p in self.root.rglob("*") if p.is_file() and p.suffix != ".lock")
 
     def gates(self) -> list[str]:
         return sorted(path.name for path in self.root.rglob("attached/*"))

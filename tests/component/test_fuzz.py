@@ -91,7 +91,7 @@ class Node:
         return {
             str(path.relative_to(self.root)): path.read_bytes()
             for path in self.root.rglob("*")
-            if path.is_file() and path.name != "serialize.lock"
+            if path.is_file() and path.suffix != ".lock"
         }
 
 
