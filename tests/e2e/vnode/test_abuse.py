@@ -63,19 +63,6 @@ def test_the_pod_may_change_name_mtu_and_mac_and_join_a_vlan(four: OnePod, vlab:
     assert "02:00:00:00:00:77" in {one["address"] for one in vlab.kept_of_vfs("rail1")}
 
 
-def test_the_pod_may_change_flags_queue_limits_interrupts_and_take_a_name_of_the_hosts(
-    four: OnePod, vlab: VnodeLab
-) -> None:
-    """With that name on it the kernel would not move the netdev back to the host; see test_attach_hostile."""
-    four.workspace.in_pod(
-        "four",
-        "set -e; ip link set mine promisc on allmulticast on arp off txqueuelen 7 alias evil group 5 mode dormant "
-        "gso_max_size 30000 gro_max_size 20000; ip link property add dev mine altname rail0; "
-        "ethtool -C mine rx-usecs 50",
-    )
-    assert vlab.guest.run("cat", "/sys/class/net/rail0/ifindex")
-
-
 def test_what_the_pod_changed_is_as_it_was_when_it_has_ended(four: OnePod, vlab: VnodeLab) -> None:
     """The last test with this pod: it deletes it."""
     assert vlab.state() != four.before
