@@ -302,10 +302,10 @@ api = tests.FakeClaims()
 driver = tests.Driver.on(Path(sys.argv[3]), api)
 driver.prepare(1, "wide")
 move = attachments.attach_all
-def move_and_die(requests, netns):
+def move_and_die(requests, netns, *alone):
     if sys.argv[6] == "first":
         requests = requests[:1]
-    move(requests, netns)
+    move(requests, netns, *alone)
     os.kill(os.getpid(), signal.SIGKILL)
 attachments.attach_all = move_and_die
 driver.state.attach(tests.sandbox(sys.argv[5]))

@@ -99,7 +99,7 @@ def _snapshot(name: str, address: str, *wanted: object) -> NetdevSnapshot:
     return NetdevSnapshot(address, name, "02:00:00:00:00:01", 1500, True, address)
 
 
-def _attach_all(requests: Sequence[MoveRequest], netns: Path) -> list[AttachedNetdev]:
+def _attach_all(requests: Sequence[MoveRequest], netns: Path, *alone: object) -> list[AttachedNetdev]:
     return [AttachedNetdev(r.snapshot.pci_address, r.name, 7, r.snapshot.mac, 1500) for r in requests]
 
 

@@ -57,7 +57,7 @@ class Elsewhere:
                 found.append(bring_home(request, sides))
                 left.remove(request)
 
-        self._in_each(work, lambda: bool(left))
+        self._in_each(work, left)
         return found
 
     def fetch_rdma(self, devices: Sequence[RdmaDeviceRef]) -> list[RdmaReturn]:
@@ -73,11 +73,12 @@ class Elsewhere:
             for device in here:
                 left.remove(device)
 
-        self._in_each(work, lambda: bool(left))
+        self._in_each(work, left)
         return found
 
-    def _in_each(self, work: Callable[[Sides], None], wanted: Callable[[], bool]) -> None:
-        if not wanted():
+    def _in_each(self, work: Callable[[Sides], None], left: Sequence[object]) -> None:
+        """``work`` in each namespace, until it has taken all out of ``left``."""
+        if not left:
             return
         for path in self.namespaces():
             try:
@@ -85,5 +86,5 @@ class Elsewhere:
                     with_namespace(fd, work)
             except (AttachError, OSError) as error:
                 log.debug("%s is not searched: %s", path, error)
-            if not wanted():
+            if not left:
                 return

@@ -58,7 +58,7 @@ class Attachments:
         self.boot_id = boot_id
         self.repaired: Callable[[str], None] = lambda kind: None  # whoever counts repairs sets it
         self.elsewhere: Elsewhere | None = None  # where strays may be; whoever knows the node sets it
-        self._rdma_strays = RdmaStrays(ledger.plugin_dir)
+        self._rdma_strays = RdmaStrays(ledger)
 
     def attach(self, entries: Sequence[Entry], sandbox: Sandbox) -> None:
         """Move all netdevs of these claims into the sandbox, in one go, and open the gate for each claim."""
@@ -127,12 +127,10 @@ class Attachments:
                 requests.append(SubInterfaceRequest(nic.address, nic.sub, nic.interface, nic.settings))
         without_netdev = [device for nic in nics if not (nic.snapshot or nic.sub) for device in nic.rdma]
         moved: Sequence[AttachedNetdev] = ()
-        if not requests:
-            attach_rdma(without_netdev, sandbox.netns)
-        elif without_netdev:
+        if requests:
             moved = attach_all(requests, sandbox.netns, without_netdev)
         else:
-            moved = attach_all(requests, sandbox.netns)
+            attach_rdma(without_netdev, sandbox.netns)
         return {(netdev.pci_address, netdev.share): netdev for netdev in moved}
 
     def _complete(self, entry: Entry, netdevs: Mapping[NicKey, AttachedNetdev], sandbox: Sandbox) -> None:

@@ -16,12 +16,17 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from railmate import files
 from railmate.attach.model import NetdevSnapshot
+from railmate.attach.rdmamodel import RdmaDeviceRef
 from railmate.claims.records import Entry, NewerRecordError, is_claim_uid, netdev_snapshot
-from railmate.errors import RailmateError
+from railmate.claims.strayrecords import StrayRecords
+from railmate.errors import RailmateError, not_written
+from railmate.plain import read
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +43,10 @@ class Ledger:
         self.plugin_dir = plugin_dir
         self._claims = plugin_dir / "claims"
         self._attached = plugin_dir / "attached"
-        self._strays = plugin_dir / "strays"
-        for directory in (plugin_dir, self._claims, self._attached, self._strays):
+        for directory in (plugin_dir, self._claims, self._attached):
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._strays = StrayRecords(plugin_dir / "strays", "a netdev", _stray, NetdevSnapshot.to_dict)
+        self.rdma_strays = StrayRecords(plugin_dir / "rdma-strays", "RDMA devices", _rdma_stray, _rdma_record)
         self._thread_lock = threading.RLock()
         self._depth = 0
         self._asked: list[float] = []  # when each use of the lock that has not ended asked for it
@@ -174,36 +180,18 @@ class Ledger:
     def remove_temporaries(self) -> int:
         """Remove what killed writers left; return how many. Under the lock no other writer is at work."""
         gate = files.remove_temporaries(self.plugin_dir, older_than=60.0)  # written without the lock
-        return gate + sum(files.remove_temporaries(d) for d in (self._claims, self._attached, self._strays))
+        strays = self._strays.remove_temporaries() + self.rdma_strays.remove_temporaries()
+        return gate + strays + sum(files.remove_temporaries(d) for d in (self._claims, self._attached))
 
     # --- netdevs that did not come home with their claim
     def strays(self) -> list[NetdevSnapshot]:
-        found = []
-        for path in sorted(self._strays.glob("*.json")):
-            try:
-                stray = netdev_snapshot(json.loads(path.read_bytes()))
-                if stray.pci_address != path.stem:
-                    raise ValueError(f"it speaks of {stray.pci_address[:40]!r}")
-                found.append(stray)
-            except OSError as error:
-                log.error("%s cannot be read (%s); tried again", path, error)
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-                log.error("%s is no record of a netdev (%s); removed", path, error)
-                files.remove(path)
-        return found
+        return list(self._strays.all().values())
 
     def put_stray(self, snapshot: NetdevSnapshot) -> None:
-        path = self._stray(snapshot.pci_address)
-        try:
-            files.write_json(path, snapshot.to_dict())
-        except OSError as error:
-            raise not_written(f"netdev {snapshot.name} of {snapshot.pci_address}", path, error) from error
+        self._strays.put(snapshot.pci_address, snapshot, f"netdev {snapshot.name} of {snapshot.pci_address}")
 
     def drop_stray(self, pci_address: str) -> None:
-        files.remove(self._stray(pci_address))
-
-    def _stray(self, pci_address: str) -> Path:
-        return self._strays / f"{pci_address}.json"
+        self._strays.drop(pci_address)
 
     # --- the gate's markers
     def markers(self) -> dict[str, set[str]]:
@@ -282,12 +270,19 @@ def _load(path: Path, uid: str) -> Entry:
     return entry
 
 
-def not_written(claim: str, path: Path, error: OSError) -> RailmateError:
-    """What a full or broken disk looks like to people."""
-    return RailmateError(
-        f"{claim}: {path} cannot be written ({error.strerror or error}). "
-        "Free space on the node's disk or repair it; it is tried again."
-    )
+def _stray(pci_address: str, said: Any) -> NetdevSnapshot:
+    stray = netdev_snapshot(said)
+    if stray.pci_address != pci_address:
+        raise ValueError(f"it speaks of {stray.pci_address[:40]!r}")
+    return stray
+
+
+def _rdma_stray(pci_address: str, said: Any) -> tuple[RdmaDeviceRef, ...]:
+    return tuple(read(RdmaDeviceRef, one) for one in said["devices"])
+
+
+def _rdma_record(devices: tuple[RdmaDeviceRef, ...]) -> dict[str, Any]:
+    return {"devices": [asdict(one) for one in devices]}
 
 
 def boot_id(proc: Path = Path("/proc")) -> str:

@@ -46,7 +46,7 @@ class Rebinding:
         self, ledger: Ledger, files: RuntimeFiles, node: Callable[[], NodeView], boot_id: str
     ) -> None:
         self._ledger, self._files, self._node, self._boot_id = ledger, files, node, boot_id
-        self._rdma_strays = RdmaStrays(ledger.plugin_dir)
+        self._rdma_strays = RdmaStrays(ledger)
 
     def held(self, entry: Entry) -> bool:
         """Whether functions are, or may be, changed for the claim. After a reboot all are what they were."""

@@ -13,8 +13,8 @@ from typing import Any
 from railmate import files
 from railmate.cdi import spec
 from railmate.claims import metadata
-from railmate.claims.ledger import not_written
 from railmate.claims.records import Entry, is_claim_uid
+from railmate.errors import not_written
 
 #: Where a container finds the node's NCCL topology file.
 NCCL_TOPOLOGY = "/var/run/railmate/nccl-topology.xml"

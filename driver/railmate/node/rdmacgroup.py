@@ -2,9 +2,9 @@
 
 In exclusive mode namespaces keep RDMA devices apart, in shared mode only the device nodes do; where the node has the
 rdma controller (kernel Documentation/admin-guide/cgroup-v2.rst, section RDMA) the kernel does it in both, and in
-privileged containers too. The runtime could be asked for it, but it fails a container where the controller is missing
-and, before runc 1.3, where two devices are named. So the gate writes the limits; it learns the devices from an
-annotation of the container, and leaves word of how it went.
+privileged containers too. The runtime could be asked for it, but runc fails a container where the controller is
+missing. So the gate writes the limits; it learns the devices from an annotation of the container, and leaves word of
+how it went.
 """
 
 from __future__ import annotations

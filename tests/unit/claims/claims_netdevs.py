@@ -51,7 +51,7 @@ class FakeNetdevs:
         return NetdevSnapshot(address, name, "02:00:00:00:00:01", 1500, True, address)
 
     def attach_all(
-        self, requests: Sequence[MoveRequest | SubInterfaceRequest], netns: Path
+        self, requests: Sequence[MoveRequest | SubInterfaceRequest], netns: Path, *alone: object
     ) -> list[AttachedNetdev]:
         if self.attach_error:
             raise self.attach_error

@@ -54,7 +54,7 @@ class Kernel:
     def snapshot(self, name: str, address: str, *rest: object) -> NetdevSnapshot:
         return NetdevSnapshot(address, name, "02:00:00:00:00:01", 1500, True, address)
 
-    def attach_all(self, requests: list[MoveRequest], netns: Path) -> list[AttachedNetdev]:
+    def attach_all(self, requests: list[MoveRequest], netns: Path, *alone: object) -> list[AttachedNetdev]:
         return [AttachedNetdev(r.snapshot.pci_address, r.name, 7, r.snapshot.mac, 1500) for r in requests]
 
     def return_all(self, requests: list[ReturnRequest], netns: Path | None) -> list[NetdevReturn]:

@@ -147,7 +147,7 @@ def test_second_claim_that_cannot_be_attached_takes_the_first_one_back(world: Wo
     world.prepared(2, "vf-1")
     real = world.netdevs.attach_all
 
-    def fail_for_second(requests: Sequence[MoveRequest], netns: Path) -> list[AttachedNetdev]:
+    def fail_for_second(requests: Sequence[MoveRequest], netns: Path, *alone: object) -> list[AttachedNetdev]:
         if any(request.snapshot.name == "vf1" for request in requests):
             raise AttachError("vf1 is busy")
         return real(requests, netns)
@@ -182,7 +182,7 @@ def test_all_claims_of_a_pod_are_moved_in_one_go(world: World, monkeypatch: pyte
     world.prepared(2, "vf-1", "vf-2")
     calls: list[int] = []
 
-    def counted(requests: Sequence[MoveRequest], netns: Path) -> list[AttachedNetdev]:
+    def counted(requests: Sequence[MoveRequest], netns: Path, *alone: object) -> list[AttachedNetdev]:
         calls.append(len(requests))
         return real(requests, netns)
 

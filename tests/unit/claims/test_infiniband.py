@@ -228,7 +228,7 @@ def test_the_vf_is_bound_anew_with_its_guid_and_has_its_own_again_afterwards(
     real = node.world.netdevs.attach_all
     monkeypatch.setattr(
         "railmate.claims.attachments.attach_all",
-        lambda requests, netns: (moved.extend(requests), real(requests, netns))[1],
+        lambda requests, netns, *alone: (moved.extend(requests), real(requests, netns))[1],
     )
     before = node.bus.state()
     node.world.prepared(1, "vf-0", configs=[config(guid=MINE)])

@@ -104,7 +104,7 @@ def test_rdma_device_that_did_not_come_home_is_looked_for_until_it_is(
     world.state.attach(sandbox())
     returning(monkeypatch, "RDMA device mlx5_0 is neither in the pod nor on the host")
     world.state.unprepare(ref(1))
-    moves, strays = world.state.moves, RdmaStrays(world.ledger.plugin_dir)
+    moves, strays = world.state.moves, RdmaStrays(world.ledger)
     (known,) = strays.all().items()
     assert (known[0], [one.name for one in known[1]]) == (VFS[0], ["mlx5_0"])
 
@@ -143,19 +143,25 @@ def test_rdma_device_that_another_claim_has_by_now_stays_with_it(
 ) -> None:
     world.state = state(world.root, world.api, node=infiniband())
     world.prepared(1, "vf-0")
-    RdmaStrays(world.ledger.plugin_dir).put(VFS[0], [DEVICE])
+    RdmaStrays(world.ledger).put(VFS[0], [DEVICE])
     monkeypatch.setattr(rdmastrays, "put_right", lambda devices: pytest.fail("it is the claim's"))
     assert world.state.moves.fetch_from_elsewhere() == (0, 0)
-    assert VFS[0] in RdmaStrays(world.ledger.plugin_dir).all()
+    assert VFS[0] in RdmaStrays(world.ledger).all()
 
 
 def test_record_of_an_rdma_stray_that_is_none_is_removed(world: World) -> None:
-    strays = RdmaStrays(world.ledger.plugin_dir)
+    strays = RdmaStrays(world.ledger)
     strays.put(VFS[1], [DEVICE])
     for name, text in (("a", "{"), ("b", "[]"), ("c", '{"devices": [{"name": 1}]}'), ("d", '{"devices": 5}')):
         (world.ledger.plugin_dir / "rdma-strays" / f"{name}.json").write_text(text)
     assert strays.all() == {VFS[1]: (DEVICE,)}
     assert [path.stem for path in (world.ledger.plugin_dir / "rdma-strays").iterdir()] == [VFS[1]]
+
+
+def test_what_a_killed_writer_left_beside_the_records_is_removed(world: World) -> None:
+    (world.ledger.plugin_dir / "rdma-strays" / ".tmp-half").write_text("{")
+    assert world.ledger.remove_temporaries() == 1
+    assert world.ledger.remove_temporaries() == 0
 
 
 def test_rdma_device_that_cannot_be_moved_keeps_the_gate_closed(
