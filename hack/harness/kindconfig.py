@@ -18,6 +18,8 @@ _KUBELET_PATCH = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
     "failCgroupV1": False,  # since 1.35 the kubelet refuses cgroup v1 hosts unless told otherwise
+    # The tests kill the driver again and again; by default its container would be started after 10 s, 20 s, 40 s…
+    "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
 }
 
 

@@ -175,7 +175,7 @@ def test_a_name_that_was_taken_meanwhile_is_had_again_when_it_is_free(lab: Lab, 
         assert called.startswith("rm")
     finally:
         lab.on_node("ip", "link", "delete", netdev)
-    eventually(lambda: lab.links().get(netdev) == mac, "the VF has its own name")
+    eventually(lambda: lab.links().get(netdev) == mac, "the VF has its own name", 20)
 
 
 _RELEASE_ONE = """

@@ -40,6 +40,7 @@ class Ledger:
     def __init__(self, plugin_dir: Path, on_set_aside: Callable[[str], None] = lambda message: None) -> None:
         """``on_set_aside`` is told of each file that was no entry, in a sentence for people."""
         self._on_set_aside = on_set_aside
+        self.on_stray: Callable[[], None] = lambda: None  # called after each netdev that is to be looked for
         self.plugin_dir = plugin_dir
         self._claims = plugin_dir / "claims"
         self._attached = plugin_dir / "attached"
@@ -189,6 +190,7 @@ class Ledger:
 
     def put_stray(self, snapshot: NetdevSnapshot) -> None:
         self._strays.put(snapshot.pci_address, snapshot, f"netdev {snapshot.name} of {snapshot.pci_address}")
+        self.on_stray()
 
     def drop_stray(self, pci_address: str) -> None:
         self._strays.drop(pci_address)

@@ -162,7 +162,8 @@ class Agent:
         self._nri = NriPlugin(settings.driver_name, _NRI_INDEX, settings.nri_socket, self._events)
         checks = {"/healthz": self._dead, "/readyz": self._missing}
         self._health = HealthServer(settings.http_address, checks) if settings.http_address else None
-        self._stopping = threading.Event()
+        self._stopping, self._look_soon = threading.Event(), threading.Event()
+        ledger.on_stray = self._look_soon.set
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
             for name, target in (
@@ -198,6 +199,7 @@ class Agent:
     async def _end(self, runtime: asyncio.Task[None]) -> None:
         log.info("ending; slices, prepared claims and attached devices stay as they are")
         self._stopping.set()
+        self._look_soon.set()
         self._controller.stop()
         self._watch.stop()
         self._offers.stop()
@@ -239,13 +241,14 @@ class Agent:
     def _reconcile(self) -> None:
         due = 0.0
         while not self._stopping.is_set():
+            self._look_soon.clear()
             if time.monotonic() >= due:
                 self._reconciler.run()
                 self._memlock.look()
                 self._rdma_cgroup.look()
                 due = time.monotonic() + _RECONCILE_EVERY
             # nobody tells when a netdev comes home after its namespace's end, or when a force-deleted pod has ended
-            self._stopping.wait(
+            self._look_soon.wait(
                 _ENDS_EVERY if self._reconciler.await_ends() else max(0.0, due - time.monotonic())
             )
 

@@ -95,6 +95,8 @@ class VnodeLab:
             for link in json.loads(self.guest.run("ip", "-j", "-d", "address", "show"))
             if link["ifname"] not in ("eth0", "cni0") and link.get("linkinfo", {}).get("info_kind") != "veth"
         ]
+        for address in (address for link in links for address in link["addr_info"]):
+            address.pop("tentative", None)  # the kernel still looks for its double (RFC 4862, 5.4)
         rdma = json.loads(self.guest.run("rdma", "-j", "dev", "show"))
         rdma_links = json.loads(self.guest.run("rdma", "-j", "link", "show"))
         files = f"ls -d {PLUGIN_DIR}/claims/* {PLUGIN_DIR}/attached/* /run/cdi/* 2> /dev/null"

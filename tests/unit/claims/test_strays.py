@@ -43,6 +43,13 @@ def test_only_the_lost_netdev_of_a_claim_is_a_stray(world: World) -> None:
     assert [stray.pci_address for stray in world.ledger.strays()] == [VFS[1]]
 
 
+def test_whoever_looks_for_strays_hears_of_a_new_one_at_once(world: World) -> None:
+    heard: list[int] = []
+    world.ledger.on_stray = lambda: heard.append(len(world.ledger.strays()))
+    world.ledger.put_stray(world.kernel.snapshot("vf0", VFS[0]))
+    assert heard == [1], "after it was written"
+
+
 def test_no_strays_ask_the_kernel_nothing(world: World) -> None:
     assert world.moves.fetch_strays() == 0
     assert world.kernel.asked == []
