@@ -16,12 +16,15 @@ from harness.controlplane import ControlPlane
 from railmate.kube.client import KubeClient
 from railmate.kube.errors import ApiError
 from railmate.publish.controller import SliceController
+from railmate.publish.devices import build_offer
 from railmate.publish.exclusive import Preference
 from railmate.publish.model import Offer
 from railmate.publish.shared import SharedPfs
 from railmate.publish.slices import resource_slices
 from railmate.publish.writes import dropped_fields
+from railmate.topology.analyze import analyze
 from railmate_api.attributes import CLASS_GPU, CLASS_PAIR, CLASS_RDMA_VF, PCIE_SWITCH
+from unit.publish.offered_machines import largest_inventory
 
 Offers = Callable[..., Offer]
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -79,7 +82,15 @@ def test_server_keeps_every_field_of_every_machine(
     cluster: Cluster, offers: Offers, machine: str, vfs: int, share: bool
 ) -> None:
     node = cluster.node(f"publish-{machine}-{vfs}{'-share' if share else ''}")
-    offer = offers(machine, vfs, share_pair_vfs=share)
+    all_is_kept(cluster, node, offers(machine, vfs, share_pair_vfs=share))
+
+
+def test_server_keeps_every_field_of_eight_gpus_and_128_vfs_a_nic(cluster: Cluster) -> None:
+    inventory = largest_inventory()
+    all_is_kept(cluster, cluster.node("publish-largest"), build_offer(inventory, analyze(inventory)))
+
+
+def all_is_kept(cluster: Cluster, node: str, offer: Offer) -> None:
     cluster.publish(node, offer)
     stored = cluster.slices(node)
     sent = resource_slices(offer, DRIVER, node)
@@ -209,12 +220,14 @@ def test_error_of_the_server_is_in_its_words(cluster: Cluster) -> None:
     assert caught.value.not_found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["1.35", pytest.param("1.34", marks=pytest.mark.long)])
 def old_server(
-    tmp_path_factory: pytest.TempPathFactory, start_cluster: Callable[..., Cluster]
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    start_cluster: Callable[..., Cluster],
 ) -> Iterator[Cluster]:
-    """A server and a scheduler as of Kubernetes 1.35: counters and taints are off there."""
-    with ControlPlane(tmp_path_factory.mktemp("old"), emulated_version="1.35") as plane:
+    """A server and a scheduler as of Kubernetes 1.34 and 1.35: counters and taints are off there."""
+    with ControlPlane(tmp_path_factory.mktemp("old"), emulated_version=request.param) as plane:
         yield start_cluster(plane)
 
 
@@ -296,6 +309,37 @@ def test_a_server_that_lets_no_two_claims_have_a_device_gets_no_shared_one(
     kube.writes = 0
     controller.sync()
     assert kube.writes == 0
+
+
+@pytest.mark.long  # a control plane each
+@pytest.mark.parametrize(
+    "gates", [("DRAPartitionableDevices",), ("DRAConsumableCapacity",), ("DRADeviceTaints", "DRADeviceTaintRules")]
+)  # fmt: skip
+def test_with_one_gate_off_the_rest_is_kept_and_the_gate_is_named(
+    tmp_path_factory: pytest.TempPathFactory,
+    start_cluster: Callable[..., Cluster],
+    offers: Offers,
+    gates: tuple[str, ...],
+) -> None:
+    offer, said = offers(shared_pfs=(SharedPfs("*", 4),)), list[str]()
+    with ControlPlane(tmp_path_factory.mktemp("gates"), dict.fromkeys(gates, False)) as plane:
+        server = start_cluster(plane)
+        node = server.node("gates")
+        kube = counting(server, node)
+        sick = offer.devices[0].name
+        SliceController(kube, DRIVER, node, offer, on_lost=said.append, taints={sick: "gpu-lost"}).sync()
+        (told,) = said
+        assert gates[0] in told
+        kinds = Counter(offer.by_name[name].kind for name in names_of(server, node))
+        devices = [one for item in server.slices(node) for one in item["spec"].get("devices") or []]
+        counted = any("consumesCounters" in one for one in devices)
+        assert counted == (gates[0] != "DRAPartitionableDevices")
+        assert any("taints" in one for one in devices) == (gates[0] != "DRADeviceTaints")
+        assert bool(kinds["rdma-shared"]) == (gates[0] != "DRAConsumableCapacity")
+        assert bool(kinds["gpu"]) == counted, "without counters a GPU has one name, that of its pair"
+        kube.writes = 0
+        SliceController(kube, DRIVER, node, offer, taints={sick: "gpu-lost"}).sync()
+        assert kube.writes == 0
 
 
 def names_of(cluster: Cluster, node: str) -> list[str]:

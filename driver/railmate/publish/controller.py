@@ -30,6 +30,8 @@ _WATCH_SECONDS = 240
 _PAUSE_FIRST, _PAUSE_MAX, _QUIET = 0.1, 30.0, 10.0
 #: Seconds after which a server that drops fields is asked whether it still does.
 _ASK_AGAIN = 300.0
+#: What is refused with this status is refused at every try.
+_INVALID = 422
 #: Fields that a server drops while this feature gate is off.
 _COUNTERS = frozenset({"consumesCounters", "sharedCounters"})
 _SHARES = frozenset({"allowMultipleAllocations", "requestPolicy"})
@@ -92,7 +94,8 @@ class SliceController:
         self._stopping.set()
 
     def update(self, offer: Offer) -> None:
-        """Publish another offer from now on. Returns when it is in the API, or after ``stop``."""
+        """Publish another offer from now on. Returns when it is in the API, after ``stop``, or when the API server
+        refuses it as invalid: no other try helps then, but the next offer may."""
         with self._lock:
             self._offer = offer
         self._publish()
@@ -110,6 +113,9 @@ class SliceController:
                 self.sync()
                 return
             except ApiError as error:
+                if error.status == _INVALID:
+                    log.error("ResourceSlices of node %s: %s", self._node, error)
+                    return
                 log.warning(
                     "ResourceSlices of node %s: %s. Trying again in %.1f s.", self._node, error, pause
                 )
@@ -122,7 +128,7 @@ class SliceController:
             try:
                 return self._sync()
             except ApiError as error:
-                if error.status == 422:  # Invalid: no other try helps
+                if error.status == _INVALID:
                     self._on_refused(f"The API server refuses the devices of this node: {error}")
                 raise
 

@@ -170,3 +170,10 @@ def cases() -> tuple[Case, ...]:
         grace("gb200", "gb200", functions=2, data_direct=False),
         grace("gb300", "gb300", functions=1, data_direct=True),
     )
+
+
+def largest_inventory() -> Inventory:
+    """8 GPUs, 8 NICs, 128 VFs on each."""
+    machine = big(switches=4, gpus=2, nics=2)
+    rails = [address for address, function in machine.functions.items() if function.rdma_devices]
+    return inventory_of(with_vfs(machine, rails, 128, MODELS))

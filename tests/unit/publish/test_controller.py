@@ -312,6 +312,17 @@ def test_loop_outlives_what_nobody_thought_of(api: FakeApi, error: Exception) ->
     one.stop()
 
 
+def test_an_offer_that_is_refused_as_invalid_does_not_hold_up_the_next_one(api: FakeApi) -> None:
+    refused: list[str] = []
+    one = controller(api, on_refused=refused.append)
+    api.fail = [ApiError("spec.devices[0].name: Invalid value", 422)]
+    one.update(offer(3))
+    assert "Invalid value" in refused[0]
+    assert api.slices == {}
+    one.update(offer(4))
+    assert len(api.slices) == 2
+
+
 def test_two_instances_that_disagree_do_not_flood_the_server(api: FakeApi) -> None:
     """A rolling update whose versions publish different things: both run for some seconds."""
     both = [controller(api, offer(3)), controller(api, offer(4))]

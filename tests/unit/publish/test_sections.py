@@ -11,15 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.machines import with_vfs
-from harness.synthetic import inventory_of
 from railmate.inventory.model import Inventory
 from railmate.publish.devices import build_offer
 from railmate.publish.model import Offer, OfferedDevice
 from railmate.publish.slices import resource_slices
 from railmate.publish.writes import plan_writes
 from railmate.topology.analyze import analyze
-from unit.publish.offered_machines import MODELS, Case, big, cases
+from unit.publish.offered_machines import Case, cases, largest_inventory
 from unit.publish.offers import check_invariants, without_driver
 from unit.publish.test_slice_objects import check_api_limits
 
@@ -39,10 +37,7 @@ def rewritten(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> tupl
 
 @pytest.fixture(scope="module")
 def largest() -> Inventory:
-    """8 GPUs, 8 NICs, 128 VFs on each."""
-    machine = big(switches=4, gpus=2, nics=2)
-    rails = [address for address, function in machine.functions.items() if function.rdma_devices]
-    return inventory_of(with_vfs(machine, rails, 128, MODELS))
+    return largest_inventory()
 
 
 def test_eight_gpus_and_128_vfs_a_nic_are_within_all_limits(largest: Inventory) -> None:
