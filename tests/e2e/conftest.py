@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from e2e.footprint import Footprint
 from e2e.lab import Lab, Workspace
 from harness.cluster import Cluster
 from harness.deploy import EXAMPLES, install_driver, simulated_node
@@ -16,12 +17,15 @@ def cluster() -> Iterator[Cluster]:
     """The cluster; one that was up before (hack/demo, hack/cluster up) stays up afterwards."""
     found = Cluster()
     was_up, _ = found.status()
+    footprint: Footprint | None = None
     try:
         found.up()
+        footprint = Footprint(found.engine)
         yield found
     finally:
         if not was_up:
             found.down()
+            assert footprint is None or footprint.left() == [], "hack/cluster down leaves nothing"
 
 
 @pytest.fixture(scope="package")  # it ends with the last test here, not with the run
