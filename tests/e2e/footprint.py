@@ -42,5 +42,5 @@ def _namespaces(pid: int) -> set[str]:
     found = set[str]()
     for kind in _KINDS:
         with suppress(OSError):
-            found.add(os.readlink(f"/proc/{pid}/ns/{kind}"))
+            found.add(str(Path(f"/proc/{pid}/ns/{kind}").readlink()))
     return found
