@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-from pyroute2.netlink.exceptions import NetlinkError
 
 from railmate.attach import linkmessages
 from railmate.attach.errors import AttachError
@@ -150,17 +147,15 @@ def attempt(what: str) -> Iterator[None]:
     """Turn a kernel error inside into an AttachError that says ``what`` could not be done."""
     try:
         yield
-    except (OSError, NetlinkError) as error:
+    except OSError as error:
         code, reason = error_of(error)
         hint = "; railmate needs CAP_NET_ADMIN" if code == errno.EPERM else ""
         raise AttachError(f"{what}: {reason}{hint}") from None
 
 
-def error_of(error: OSError | NetlinkError) -> tuple[int, str]:
+def error_of(error: OSError) -> tuple[int, str]:
     """Number and words of a kernel error."""
-    if isinstance(error, OSError):
-        return error.errno or 0, error.strerror or str(error)
-    return error.code, os.strerror(error.code)
+    return error.errno or 0, error.strerror or str(error)
 
 
 def find(
