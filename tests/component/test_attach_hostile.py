@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from component.netdev_lab import Pod, pods, run, veths
+from component.netdev_lab import MakeVf, Pod, pods, run
 from railmate.attach.model import AttachedNetdev, NetdevReturn, NetdevSnapshot, ReturnState
 from railmate.attach.namespaces import enter, open_namespace, with_namespace
 from railmate.attach.netdev import move_back, move_in, snapshot
@@ -50,24 +50,6 @@ CHANGES: dict[str, tuple[str, ...]] = {
 #: What differs in any pod, as ip(8) calls it.
 _MOVED = {"ifindex", "ifname", "link", "link_index", "link_netnsid", "flags", "operstate", "qdisc"}
 _STATES = {"UP", "LOWER_UP", "M-DOWN", "NO-CARRIER"}
-MakeVf = Callable[..., str]
-
-
-@pytest.fixture
-def pod() -> Iterator[Pod]:
-    with pods("h") as (made,):
-        yield made
-
-
-@pytest.fixture
-def make_vf() -> Iterator[MakeVf]:
-    with veths("rh") as make:
-        yield make
-
-
-@pytest.fixture
-def vf(make_vf: MakeVf) -> NetdevSnapshot:
-    return snapshot(make_vf(1), ADDRESS)
 
 
 #: What the kernel gives anew; and a count of users, that it corrects (net/core/dev.c) when the netdev comes up next.
