@@ -13,12 +13,12 @@ import pytest
 from claims_world import VFS, claim, ref, sandbox, uid, vfio_config
 from vfio_machine import Machine, machine
 
-import railmate.claims.state as verbs
+import railmate.claims.preparation as preparation
 from railmate.attach import functions
 from railmate.attach.drivers import DriverBinding
 from railmate.attach.model import NetdevSnapshot
 from railmate.attach.settings import VfSettings
-from railmate.claims.plan import ClaimError
+from railmate.claims.allocation import ClaimError
 from railmate.errors import RailmateError
 
 __all__ = ["machine"]  # a fixture
@@ -63,7 +63,7 @@ def test_what_the_physical_function_keeps_is_told_while_the_vf_has_no_driver(
         return replace(found, physical=port, vf=VfSettings(vlan=0, trust=False))
 
     monkeypatch.setattr(functions.vf, "write", write)
-    monkeypatch.setattr(verbs, "snapshot", with_vf)
+    monkeypatch.setattr(preparation, "snapshot", with_vf)
     machine.world.prepared(1, "vf-0", configs=[vfio_config(**settings)])
     (told,) = machine.told
     assert (told.vlan, told.trust, told.max_tx_rate, told.mac) == (100, True, 1000, "02:00:00:00:00:aa")

@@ -14,7 +14,7 @@ from vfio_machine import Machine, machine
 
 from railmate.attach.drivers import DriverBinding
 from railmate.attach.errors import AttachError
-from railmate.claims.plan import ClaimError
+from railmate.claims.allocation import ClaimError
 from railmate.errors import RailmateError
 from railmate.node.conditions import device_status
 from railmate.node.hints import environment

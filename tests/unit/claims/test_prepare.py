@@ -24,7 +24,7 @@ from claims_world import (
     view,
 )
 
-from railmate.claims.plan import ClaimError
+from railmate.claims.allocation import ClaimError
 from railmate.errors import RailmateError
 
 
