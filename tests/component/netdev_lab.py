@@ -41,6 +41,10 @@ class Pod:
     def sysctl(self, path: str) -> str:
         return run("ip", "netns", "exec", self.name, "cat", f"/proc/sys/net/{path}").strip()
 
+    def write(self, path: str, value: str, netdev: str = "net1") -> None:
+        """What a privileged container can write below its /sys, which shows this namespace."""
+        run("ip", "netns", "exec", self.name, "sh", "-c", f"echo {value} > /sys/class/net/{netdev}/{path}")
+
     def end(self) -> None:
         run("ip", "netns", "delete", self.name)
 

@@ -48,7 +48,7 @@ def test_a_snapshot_says_what_the_host_sees(make_vf: MakeVf) -> None:
     seen = snapshot(name, address(1))
     assert replace(seen, ethtool=NO_ETHTOOL, link=None) == NetdevSnapshot(
         pci_address=address(1), name=name, mac=mac, mtu=4000, up=False, parent=None,
-        addresses=("10.9.8.7/24", "2001:db8::7/64"), programs=(),
+        addresses=("10.9.8.7/24", "2001:db8::7/64"), programs=(), queues={},
     )  # fmt: skip
     assert seen.link is not None
     assert (seen.link.flags["multicast"], seen.link.flags["promisc"]) == (True, False)
