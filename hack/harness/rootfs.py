@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness import debian
-from harness.cache import artefact, content_key, find_artefact, log_file
+from harness.cache import artefact, content_key, log_file
 from harness.gobuild import CNI_PLUGINS, KUBERNETES_VERSION
 from harness.shell import HarnessError, run
 
@@ -73,10 +73,6 @@ def packages_tree(source: debian.Distribution) -> Path:
 
     what = f"installing {source.id} {source.codename} packages into a directory"
     return artefact("rootfs", packages_key(source), make, what) / "root"
-
-
-def packages_present(source: debian.Distribution) -> bool:
-    return find_artefact("rootfs", packages_key(source)) is not None
 
 
 def build(

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
+from component.netdev_lab import MakeVf, Pod, pods, veths
 from harness.controlplane import ControlPlane
 from harness.gobuild import program
 from harness.shell import run
+from railmate.attach.model import NetdevSnapshot
+from railmate.attach.netdev import snapshot
 from railmate.inventory.model import Inventory
 from railmate.kube.client import KubeClient
 from railmate.publish.controller import SliceController
@@ -147,6 +150,25 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIEN
     return time.monotonic() - began
 
 
+# --- netdevs between network namespaces
+@pytest.fixture
+def pod() -> Iterator[Pod]:
+    with pods("t") as (made,):
+        yield made
+
+
+@pytest.fixture
+def make_vf() -> Iterator[MakeVf]:
+    with veths() as make:
+        yield make
+
+
+@pytest.fixture
+def vf(make_vf: MakeVf) -> NetdevSnapshot:
+    return snapshot(make_vf(1, queues=4), "0000:c1:00.1")
+
+
+# --- clusters
 @pytest.fixture(scope="session")
 def start_cluster() -> Callable[..., Cluster]:
     def start(plane: ControlPlane) -> Cluster:

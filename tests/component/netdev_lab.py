@@ -41,12 +41,19 @@ class Pod:
     def sysctl(self, path: str) -> str:
         return run("ip", "netns", "exec", self.name, "cat", f"/proc/sys/net/{path}").strip()
 
+    def write(self, path: str, value: str, netdev: str = "net1") -> None:
+        """What a privileged container can write below its /sys, which shows this namespace."""
+        run("ip", "netns", "exec", self.name, "sh", "-c", f"echo {value} > /sys/class/net/{netdev}/{path}")
+
     def end(self) -> None:
         run("ip", "netns", "delete", self.name)
 
 
 def host_links() -> dict[str, dict[str, Any]]:
     return {link["ifname"]: link for link in json.loads(run("ip", "-json", "link", "show"))}
+
+
+MakeVf = Callable[..., str]
 
 
 @contextmanager
@@ -64,14 +71,17 @@ def pods(*names: str) -> Iterator[list[Pod]]:
 
 
 @contextmanager
-def veths(prefix: str = "rm") -> Iterator[Callable[..., str]]:
-    """Makes VF number n: netdev ``<prefix>vf<n>`` with MTU 4000, its other end ``<prefix>pf<n>`` up on the host."""
+def veths(prefix: str | None = None) -> Iterator[MakeVf]:
+    """Makes VF number n: netdev ``<prefix>vf<n>`` with MTU 4000, its other end ``<prefix>pf<n>`` up on the host. Its
+    MAC is no other process's: without a PCI function it is what a netdev is found by."""
+    prefix = prefix or f"rm{os.getpid()}"
+    own = ":".join(f"{byte:02x}" for byte in os.getpid().to_bytes(4, "big"))
     made: list[str] = []
 
     def make(number: int, queues: int = 1) -> str:
         vf, peer = f"{prefix}vf{number}", f"{prefix}pf{number}"
         many = ["numrxqueues", str(queues), "numtxqueues", str(queues)] if queues > 1 else []
-        run("ip", "link", "add", vf, "address", f"02:00:00:00:01:{number:02x}", *many,
+        run("ip", "link", "add", vf, "address", f"02:{own}:{number:02x}", *many,
             "type", "veth", "peer", "name", peer)  # fmt: skip
         made.append(peer)
         run("ip", "link", "set", vf, "mtu", "4000")

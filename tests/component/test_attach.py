@@ -7,13 +7,12 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from component.netdev_lab import Pod, host_links, pods, run, veths
+from component.netdev_lab import MakeVf, Pod, host_links, run
 from railmate.attach.errors import AttachError, NamespaceGoneError
 from railmate.attach.netdev import (
     AttachedNetdev,
@@ -36,36 +35,20 @@ def address(index: int) -> str:
     return f"0000:c1:00.{index}"
 
 
-@pytest.fixture
-def pod() -> Iterator[Pod]:
-    with pods("t") as (made,):
-        yield made
-
-
-@pytest.fixture
-def make_vf() -> Iterator[Callable[[int], str]]:
-    with veths() as make:
-        yield make
-
-
-@pytest.fixture
-def vf(make_vf: Callable[[int], str]) -> NetdevSnapshot:
-    return snapshot(make_vf(1), address(1))
-
-
 def assert_home(vf: NetdevSnapshot) -> None:
     link = host_links()[vf.name]
     assert (link["address"], link["mtu"], "UP" in link["flags"]) == (vf.mac, vf.mtu, vf.up)
 
 
-def test_a_snapshot_says_what_the_host_sees(make_vf: Callable[[int], str]) -> None:
+def test_a_snapshot_says_what_the_host_sees(make_vf: MakeVf) -> None:
     name = make_vf(1)
+    mac = host_links()[name]["address"]
     run("ip", "address", "add", "10.9.8.7/24", "dev", name)
     run("ip", "address", "add", "2001:db8::7/64", "dev", name)
     seen = snapshot(name, address(1))
     assert replace(seen, ethtool=NO_ETHTOOL, link=None) == NetdevSnapshot(
-        pci_address=address(1), name="rmvf1", mac="02:00:00:00:01:01", mtu=4000, up=False, parent=None,
-        addresses=("10.9.8.7/24", "2001:db8::7/64"), programs=(),
+        pci_address=address(1), name=name, mac=mac, mtu=4000, up=False, parent=None,
+        addresses=("10.9.8.7/24", "2001:db8::7/64"), programs=(), queues={},
     )  # fmt: skip
     assert seen.link is not None
     assert (seen.link.flags["multicast"], seen.link.flags["promisc"]) == (True, False)
@@ -141,7 +124,7 @@ def test_a_name_that_the_pod_uses_already_is_refused_and_the_netdev_stays(
 ) -> None:
     pod.ip("link", "add", "net1", "type", "veth", "peer", "name", "other0")
     with pytest.raises(
-        AttachError, match=r"netdev rmvf1 .* as net1: the pod has another interface of that name"
+        AttachError, match=rf"netdev {vf.name} .* as net1: the pod has another interface of that name"
     ):
         move_in(vf, pod.path, name="net1")
     assert_home(vf)
@@ -149,7 +132,7 @@ def test_a_name_that_the_pod_uses_already_is_refused_and_the_netdev_stays(
 
 def test_a_netdev_that_is_nowhere_is_refused(pod: Pod, vf: NetdevSnapshot) -> None:
     run("ip", "link", "delete", vf.name)
-    with pytest.raises(AttachError, match=r"netdev rmvf1 .* is neither on the host nor in this pod"):
+    with pytest.raises(AttachError, match=rf"netdev {vf.name} .* is neither on the host nor in this pod"):
         move_in(vf, pod.path, name="net1")
 
 
@@ -164,7 +147,7 @@ def test_a_namespace_that_is_gone_is_told_apart(pod: Pod, vf: NetdevSnapshot, tm
     assert_home(vf)
 
 
-def test_several_netdevs_are_attached_in_order(pod: Pod, make_vf: Callable[[int], str]) -> None:
+def test_several_netdevs_are_attached_in_order(pod: Pod, make_vf: MakeVf) -> None:
     vfs = [snapshot(make_vf(n), address(n)) for n in (1, 2, 3)]
     attached = attach_all([MoveRequest(vf, f"net{i + 1}") for i, vf in enumerate(vfs)], pod.path)
     assert [(one.pci_address, one.name) for one in attached] == [(address(n), f"net{n}") for n in (1, 2, 3)]
@@ -174,19 +157,17 @@ def test_several_netdevs_are_attached_in_order(pod: Pod, make_vf: Callable[[int]
         assert_home(vf)
 
 
-def test_when_one_cannot_be_attached_none_is(pod: Pod, make_vf: Callable[[int], str]) -> None:
+def test_when_one_cannot_be_attached_none_is(pod: Pod, make_vf: MakeVf) -> None:
     vfs = [snapshot(make_vf(n), address(n)) for n in (1, 2, 3)]
     run("ip", "link", "delete", vfs[2].name)
-    with pytest.raises(AttachError, match=r"netdev rmvf3"):
+    with pytest.raises(AttachError, match=f"netdev {vfs[2].name} "):
         attach_all([MoveRequest(vf, f"net{i + 1}") for i, vf in enumerate(vfs)], pod.path)
     assert set(pod.links()) == {"lo"}
     assert_home(vfs[0])
     assert_home(vfs[1])
 
 
-def test_a_failed_attach_does_not_take_what_the_pod_had_before(
-    pod: Pod, make_vf: Callable[[int], str]
-) -> None:
+def test_a_failed_attach_does_not_take_what_the_pod_had_before(pod: Pod, make_vf: MakeVf) -> None:
     vfs = [snapshot(make_vf(n), address(n)) for n in (1, 2)]
     move_in(vfs[0], pod.path, name="net1")
     run("ip", "link", "delete", vfs[1].name)
@@ -196,9 +177,7 @@ def test_a_failed_attach_does_not_take_what_the_pod_had_before(
 
 
 @pytest.mark.parametrize("was_up", [False, True])
-def test_it_comes_home_as_it_was_whatever_the_pod_did_to_it(
-    pod: Pod, make_vf: Callable[[int], str], was_up: bool
-) -> None:
+def test_it_comes_home_as_it_was_whatever_the_pod_did_to_it(pod: Pod, make_vf: MakeVf, was_up: bool) -> None:
     name = make_vf(1)
     if was_up:
         run("ip", "link", "set", name, "up")
@@ -252,7 +231,9 @@ def test_when_its_name_is_taken_it_comes_home_under_another_and_says_so(pod: Pod
     try:
         result = move_back(vf, pod.path, attached=attached)
         assert (result.state, result.name) == (ReturnState.RETURNED, "rm0000c1001")
-        assert result.problems == ("its name rmvf1 is taken by another device; it is called rm0000c1001 now",)
+        assert result.problems == (
+            f"its name {vf.name} is taken by another device; it is called rm0000c1001 now",
+        )
         assert host_links()["rm0000c1001"]["address"] == vf.mac
     finally:
         run("ip", "link", "delete", vf.name)
@@ -270,9 +251,7 @@ def test_what_the_device_refuses_to_restore_is_told(pod: Pod, vf: NetdevSnapshot
     )
 
 
-def test_one_failure_does_not_keep_the_others_from_coming_home(
-    pod: Pod, make_vf: Callable[[int], str]
-) -> None:
+def test_one_failure_does_not_keep_the_others_from_coming_home(pod: Pod, make_vf: MakeVf) -> None:
     vfs = [snapshot(make_vf(n), address(n)) for n in (1, 2)]
     attached = attach_all([MoveRequest(vf, f"net{i + 1}") for i, vf in enumerate(vfs)], pod.path)
     run("ip", "-netns", pod.name, "link", "delete", "net1")

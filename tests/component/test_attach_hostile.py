@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +22,13 @@ from typing import Any
 
 import pytest
 
-from component.netdev_lab import Pod, pods, run, veths
+from component.netdev_lab import MakeVf, Pod, pods, run
+from railmate.attach import queues
+from railmate.attach.ethtool import Ethtool
 from railmate.attach.model import AttachedNetdev, NetdevReturn, NetdevSnapshot, ReturnState
 from railmate.attach.namespaces import enter, open_namespace, with_namespace
 from railmate.attach.netdev import move_back, move_in, snapshot
+from railmate.attach.settings import EthtoolSettings
 from railmate.claims.records import netdev_snapshot
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
@@ -47,27 +50,18 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "segments it may receive": ("gro_max_size", "20000"),
     "flags without a meaning": ("trailers", "off", "dynamic", "on"),
 }
+#: What only sysfs has, below the netdev's directory.
+QUEUES = {
+    "napi_defer_hard_irqs": "2",
+    "gro_flush_timeout": "20000",
+    "queues/rx-1/rps_cpus": "1",
+    "queues/rx-1/rps_flow_cnt": "32",
+    "queues/tx-2/xps_cpus": "1",
+    "queues/tx-3/xps_rxqs": "1",
+}
 #: What differs in any pod, as ip(8) calls it.
 _MOVED = {"ifindex", "ifname", "link", "link_index", "link_netnsid", "flags", "operstate", "qdisc"}
 _STATES = {"UP", "LOWER_UP", "M-DOWN", "NO-CARRIER"}
-MakeVf = Callable[..., str]
-
-
-@pytest.fixture
-def pod() -> Iterator[Pod]:
-    with pods("h") as (made,):
-        yield made
-
-
-@pytest.fixture
-def make_vf() -> Iterator[MakeVf]:
-    with veths("rh") as make:
-        yield make
-
-
-@pytest.fixture
-def vf(make_vf: MakeVf) -> NetdevSnapshot:
-    return snapshot(make_vf(1), ADDRESS)
 
 
 #: What the kernel gives anew; and a count of users, that it corrects (net/core/dev.c) when the netdev comes up next.
@@ -148,6 +142,59 @@ def test_what_the_pod_sets_is_set_back(vf: NetdevSnapshot, pod: Pod, change: tup
         assert differing - _MOVED or flags - _STATES, "the pod can do that"
 
 
+@pytest.mark.parametrize(("path", "value"), QUEUES.items(), ids=QUEUES.keys())
+def test_what_a_privileged_pod_writes_into_sysfs_is_set_back(
+    vf: NetdevSnapshot, pod: Pod, path: str, value: str
+) -> None:
+    assert vf.queues == {}
+    file = Path("/sys/class/net", vf.name, path)
+    before = file.read_text()
+    with given(vf, pod):
+        pod.write(path, value)
+        seen = snapshot_in(pod, "net1").queues or {}
+        assert seen.keys() == {path}, "the pod can do that"
+    assert file.read_text() == before
+
+
+def test_what_the_host_had_in_sysfs_is_there_again(vf: NetdevSnapshot, pod: Pod) -> None:
+    """Queues that serve one CPU, also when the pod has changed how many there are."""
+    for path, value in QUEUES.items():
+        Path("/sys/class/net", vf.name, path).write_text(value)
+    mine = snapshot(vf.name, ADDRESS)
+    assert mine.queues is not None
+    assert mine.queues.keys() == QUEUES.keys()
+    with given(mine, pod) as attached, open_namespace(pod.path) as fd:
+        for path in QUEUES:
+            pod.write(path, "0")
+        one = EthtoolSettings(channels={"rx": 1, "tx": 1})
+        with_namespace(fd, lambda sides: Ethtool().set(attached.ifindex, one, "net1"))
+        assert snapshot_in(pod, "net1").ethtool.channels == one.channels
+
+
+def test_a_queue_that_is_no_more_is_no_problem_and_a_value_that_is_refused_is(
+    vf: NetdevSnapshot, pod: Pod
+) -> None:
+    foreign = {"queues/rx-99/rps_cpus": "1", "../../../kernel/profiling": "1"}
+    move_in(vf, pod.path, name="net1")
+    assert_returned(move_back(replace(vf, queues=foreign), pod.path), ReturnState.RETURNED)
+    move_in(vf, pod.path, name="net1")
+    result = move_back(replace(vf, queues={"queues/rx-0/rps_cpus": "nonsense"}), pod.path)
+    assert result.problems == ("its queues/rx-0/rps_cpus is 0, not nonsense: Invalid argument",)
+
+
+def test_where_no_sysfs_can_be_mounted_the_rest_is_set_back(
+    vf: NetdevSnapshot, pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(filesystem: str) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(queues.detached, "mount", refuse)
+    mine = snapshot(vf.name, ADDRESS)
+    assert mine == replace(vf, queues=None)
+    with given(mine, pod):
+        pod.ip("link", "set", "dev", "net1", "txqueuelen", "7")
+
+
 def test_everything_at_once_is_set_back_also_when_the_kernel_has_brought_it_home(
     vf: NetdevSnapshot, pod: Pod
 ) -> None:
@@ -156,6 +203,8 @@ def test_everything_at_once_is_set_back_also_when_the_kernel_has_brought_it_home
     move_in(vf, pod.path, name="net1")
     for change in CHANGES.values():
         pod.ip("link", "set", "dev", "net1", *change)
+    for path, value in QUEUES.items():
+        pod.write(path, value)
     pod.ip("link", "property", "add", "dev", "net1", "altname", vf.name, "altname", "rhother")
     attach_program(pod, "net1", "generic")
     pod.ip("link", "set", "net1", "netns", str(os.getpid()), "name", "rhnet1")
@@ -257,13 +306,15 @@ def test_what_else_the_pod_does_ends_with_the_move(vf: NetdevSnapshot, pod: Pod)
 
 def test_a_snapshot_of_the_railmate_before_changes_nothing_of_it(vf: NetdevSnapshot, pod: Pod) -> None:
     record = json.loads(json.dumps(vf.to_dict()))
-    del record["link"], record["programs"]
+    del record["link"], record["programs"], record["queues"]
     old = netdev_snapshot(record)
-    assert old == replace(vf, link=None, programs=None)
+    assert old == replace(vf, link=None, programs=None, queues=None)
     move_in(old, pod.path, name="net1")
     pod.ip("link", "set", "dev", "net1", "txqueuelen", "7")
+    pod.write("napi_defer_hard_irqs", "2")
     assert_returned(move_back(old, pod.path), ReturnState.RETURNED)
     assert told(vf.name)["txqlen"] == 7
+    assert (Path("/sys/class/net") / vf.name / "napi_defer_hard_irqs").read_text() == "2\n"
     assert netdev_snapshot(json.loads(json.dumps(vf.to_dict()))) == vf
 
 

@@ -6,14 +6,13 @@ import ctypes
 import json
 import os
 import traceback
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from component.netdev_lab import Pod, host_links, pods, run, veths
+from component.netdev_lab import MakeVf, Pod, host_links, run
 from railmate.attach.errors import AttachError, UnfitError
 from railmate.attach.model import MoveRequest, NetdevSnapshot, ReturnRequest, ReturnState
 from railmate.attach.netdev import attach_all, move_back, return_all, snapshot
@@ -22,7 +21,6 @@ from railmate.attach.settings import EthtoolSettings, Neighbour, NetdevSettings,
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
 
 ADDRESS = "0000:c1:00.1"
-MakeVf = Callable[..., str]
 FULL = NetdevSettings(
     mtu=3000,
     mac="02:00:00:00:77:77",
@@ -33,23 +31,6 @@ FULL = NetdevSettings(
     sysctls={"ipv4/arp_ignore": "1", "ipv6/accept_ra": "0"},
     ethtool=EthtoolSettings({"rx-gro": True}, {}, {"rx": 2, "tx": 3}),
 )
-
-
-@pytest.fixture
-def pod() -> Iterator[Pod]:
-    with pods("s") as (made,):
-        yield made
-
-
-@pytest.fixture
-def make_vf() -> Iterator[MakeVf]:
-    with veths("rs") as make:
-        yield make
-
-
-@pytest.fixture
-def vf(make_vf: MakeVf) -> NetdevSnapshot:
-    return snapshot(make_vf(1, queues=4), ADDRESS)
 
 
 def give(vf: NetdevSnapshot, pod: Pod, **settings: Any) -> None:

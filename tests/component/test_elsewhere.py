@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from component.netdev_lab import Pod, host_links, pods, run, veths
+from component.netdev_lab import Pod, host_links, pods, run
 from railmate.attach.elsewhere import Elsewhere
 from railmate.attach.model import NetdevSnapshot, ReturnRequest, ReturnState
-from railmate.attach.netdev import snapshot
 from railmate.claims.attachments import Attachments
 from railmate.claims.ledger import Ledger
 from railmate.claims.records import ClaimRef, Entry, PreparedDevice, PreparedNic
@@ -21,12 +20,6 @@ from railmate.claims.records import ClaimRef, Entry, PreparedDevice, PreparedNic
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
 
 ADDRESS = "0000:c1:00.1"
-
-
-@pytest.fixture
-def vf() -> Iterator[NetdevSnapshot]:
-    with veths("el") as make:
-        yield snapshot(make(1), ADDRESS)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from hypothesis import note
 from hypothesis import strategies as st
 
 import railmate.claims.attachments as attachments
-import railmate.claims.state as verbs
+import railmate.claims.preparation as preparation
 from component.fuzz_inputs import ODD, damaged, fuzz, mutated, whole_config
 from railmate.attach.model import (
     AttachedNetdev,
@@ -129,8 +129,8 @@ class Tracebacks(logging.Handler):
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(verbs, "snapshot", _snapshot)
-    monkeypatch.setattr(verbs, "with_port", lambda nic, netdev: nic)
+    monkeypatch.setattr(preparation, "snapshot", _snapshot)
+    monkeypatch.setattr(preparation, "with_port", lambda nic, netdev: nic)
     monkeypatch.setattr(attachments, "attach_all", _attach_all)
     monkeypatch.setattr(attachments, "return_all", _return_all)
     monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])

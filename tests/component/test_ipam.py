@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import railmate.claims.attachments as attachments
-import railmate.claims.state as verbs
+import railmate.claims.preparation as preparation
 from component.netdev_lab import pods, veths
 from harness.gobuild import program
 from railmate.attach import ipam
@@ -21,7 +21,7 @@ from railmate.attach.ipam import IpamRequest
 from railmate.attach.model import MoveRequest
 from railmate.attach.netdev import attach_all, snapshot
 from railmate.attach.settings import NetdevSettings, Route
-from railmate.claims.plan import ClaimError
+from railmate.claims.allocation import ClaimError
 from railmate.claims.records import Entry
 from railmate.errors import RailmateError
 from unit.claims.claims_netdevs import FakeNetdevs, World
@@ -69,7 +69,7 @@ def lent(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def world(tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     fake = FakeNetdevs()
-    monkeypatch.setattr(verbs, "snapshot", fake.snapshot)
+    monkeypatch.setattr(preparation, "snapshot", fake.snapshot)
     for name in ("attach_all", "return_all"):
         monkeypatch.setattr(attachments, name, getattr(fake, name))
     monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])

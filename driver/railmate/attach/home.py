@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 
-from railmate.attach import addressing, ethtool, ipoib, links, linkstate, programs, rdmasoft, vf
+from railmate.attach import addressing, ethtool, ipoib, links, linkstate, programs, queues, rdmasoft, vf
 from railmate.attach.errors import AttachError
 from railmate.attach.ethtool import Ethtool
 from railmate.attach.links import Link, attempt, error_of
@@ -139,6 +139,7 @@ def restore(
         return NetdevReturn(snapshot.pci_address, ReturnState.FAILED, None, (error_of(error)[1],))
     if link is None:
         return NetdevReturn(snapshot.pci_address, ReturnState.LOST, None)
+    problems += _queues_right(snapshot, link, sides)
     problems += rdmasoft.restore(snapshot.soft_rdma, link.name, sides)
     return NetdevReturn(snapshot.pci_address, state, link.name, tuple(problems))
 
@@ -259,6 +260,16 @@ def _ethtool_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[s
     if wrong and not problems:
         problems.append(f"netdev {snapshot.name} does not take {ethtool.words(wrong)}")
     return problems
+
+
+def _queues_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
+    if snapshot.queues is None:
+        return []
+    try:
+        with sides.on_host():
+            return queues.restore(link.name, snapshot.queues)
+    except OSError as error:
+        return [f"its queues cannot be read: {error_of(error)[1]}"]
 
 
 def _addresses_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import struct
 
-from railmate.attach import links
+from railmate.attach import linkmessages, links
 from railmate.attach.errors import AttachError
+from railmate.attach.linkmessages import GETLINK, IFNAME, INFO_DATA, INFO_KIND, LINK, LINKINFO, NEWLINK
 from railmate.attach.links import Link, attempt
 from railmate.attach.settings import IpoibSettings
 from railmate.netlink import CREATE, EXCL, Netlink, attribute, attributes, nested, number, text, u32, words
 
-_NEWLINK, _GETLINK = 16, 18
-_IFNAME, _LINK, _LINKINFO, _KIND, _DATA = 3, 5, 18, 1, 2
 _PKEY, _MODE, _UMCAST = 1, 2, 3
 _MODES = ("datagram", "connected")  # IPOIB_MODE_*
 _NAME = "ipoib"
-_INFO = struct.Struct("=BxHiII")
 
 
 def is_ipoib(link: Link) -> bool:
@@ -29,15 +27,15 @@ def is_ipoib(link: Link) -> bool:
 
 def read(netlink: Netlink, index: int) -> IpoibSettings | None:
     """The interface's kind; None where it is no IPoIB interface. Raises OSError."""
-    (answer,) = netlink.request(_GETLINK, _INFO.pack(0, 0, index, 0, 0))
+    (answer,) = netlink.request(GETLINK, linkmessages.question(index))
     return _settings(answer)
 
 
 def _settings(message: bytes) -> IpoibSettings | None:
-    info = attributes(attributes(message, _INFO.size).get(_LINKINFO, b""))
-    if words(info.get(_KIND, b"")) != _NAME:
+    info = attributes(linkmessages.answer(message)[2].get(LINKINFO, b""))
+    if words(info.get(INFO_KIND, b"")) != _NAME:
         return None
-    data = attributes(info.get(_DATA, b""))
+    data = attributes(info.get(INFO_DATA, b""))
     mode = number(data[_MODE]) if _MODE in data else None
     return IpoibSettings(
         number(data[_PKEY]) if _PKEY in data else None,
@@ -54,7 +52,7 @@ def write(netlink: Netlink, index: int, wanted: IpoibSettings, what: str) -> Non
     data = _data(IpoibSettings(None, wanted.mode, wanted.umcast))
     if data:
         with attempt(f"{what} does not take the IPoIB settings {_words(wanted)}"):
-            netlink.request(_NEWLINK, _INFO.pack(0, 0, index, 0, 0) + _link_info(data))
+            netlink.request(NEWLINK, linkmessages.about(index, _link_info(data)))
 
 
 def make_child(netlink: Netlink, parent: int, name: str, wanted: IpoibSettings) -> Link:
@@ -63,8 +61,8 @@ def make_child(netlink: Netlink, parent: int, name: str, wanted: IpoibSettings) 
     assert wanted.pkey is not None
     with attempt(f"the interface {name} in partition 0x{wanted.pkey:04x} cannot be made in the pod"):
         try:
-            parts = attribute(_IFNAME, text(name)) + attribute(_LINK, u32(parent)) + _link_info(_data(wanted))
-            netlink.request(_NEWLINK, _INFO.pack(0, 0, 0, 0, 0) + parts, CREATE | EXCL)
+            parts = attribute(IFNAME, text(name)) + attribute(LINK, u32(parent)) + _link_info(_data(wanted))
+            netlink.request(NEWLINK, linkmessages.about(0, parts), CREATE | EXCL)
         except FileExistsError:
             found = links.get(netlink, name)
             if found is None or (found.index, name) not in children(netlink, parent):
@@ -81,12 +79,11 @@ def make_child(netlink: Netlink, parent: int, name: str, wanted: IpoibSettings) 
 def children(netlink: Netlink, parent: int) -> list[tuple[int, str]]:
     """Index and name of the IPoIB interfaces over another one. Raises OSError."""
     found = []
-    for message in netlink.dump(_GETLINK, _INFO.pack(0, 0, 0, 0, 0)):
-        index = _INFO.unpack_from(message)[2]
-        parts = attributes(message, _INFO.size)
-        is_child = number(parts.get(_LINK, b"\0")) == parent and index != parent
+    for message in netlink.dump(GETLINK, linkmessages.question()):
+        index, _, parts = linkmessages.answer(message)
+        is_child = number(parts.get(LINK, b"\0")) == parent and index != parent
         if is_child and _settings(message) is not None:
-            found.append((index, words(parts[_IFNAME])))
+            found.append((index, words(parts[IFNAME])))
     return found
 
 
@@ -117,7 +114,7 @@ def _data(wanted: IpoibSettings) -> bytes:
 
 
 def _link_info(data: bytes) -> bytes:
-    return nested(_LINKINFO, attribute(_KIND, text(_NAME)), nested(_DATA, data))
+    return nested(LINKINFO, attribute(INFO_KIND, text(_NAME)), nested(INFO_DATA, data))
 
 
 def _words(settings: IpoibSettings) -> str:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import errno
-import os
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pyroute2.netlink.exceptions import NetlinkError
-
+from railmate.attach import linkmessages
 from railmate.attach.errors import AttachError
+from railmate.attach.linkmessages import (
+    ADDRESS,
+    ALTERNATIVE_NAME,
+    GETLINK,
+    IFNAME,
+    INFO_KIND,
+    LINK,
+    LINKINFO,
+    MTU,
+    NET_NS_FD,
+    NEWLINK,
+    PARENT_DEV_NAME,
+    PROPERTIES,
+)
 from railmate.netlink import (
     Attributes,
     Netlink,
@@ -24,13 +35,7 @@ from railmate.netlink import (
     words,
 )
 
-_NEWLINK, _GETLINK = 16, 18
-_ADDRESS, _IFNAME, _MTU, _NET_NS_FD, _EXT_MASK, _PARENT_DEV_NAME = 1, 3, 4, 28, 29, 56
-_LINK, _LINKINFO, _INFO_KIND = 5, 18, 1
-_PROPERTIES, _ALTERNATIVE_NAME = 52, 53
 _IFF_UP = 1
-_SKIP_STATISTICS = u32(1 << 3)  # RTEXT_FILTER_SKIP_STATS: half of the work of reading a link
-_INFO = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, index, flags, change mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +60,25 @@ class Link:
 
 
 def _link(message: bytes) -> Link:
-    _, _, index, flags, _ = _INFO.unpack_from(message)
-    found = attributes(message, _INFO.size)
-    kind = attributes(found[_LINKINFO]).get(_INFO_KIND) if _LINKINFO in found else None
+    index, flags, found = linkmessages.answer(message)
+    kind = attributes(found[LINKINFO]).get(INFO_KIND) if LINKINFO in found else None
     return Link(
         index=index,
-        name=words(found[_IFNAME]),
-        mac=mac_text(found.get(_ADDRESS, b"")),
-        mtu=number(found[_MTU]),
+        name=words(found[IFNAME]),
+        mac=mac_text(found.get(ADDRESS, b"")),
+        mtu=number(found[MTU]),
         up=bool(flags & _IFF_UP),
-        parent=words(found[_PARENT_DEV_NAME]) if _PARENT_DEV_NAME in found else None,
+        parent=words(found[PARENT_DEV_NAME]) if PARENT_DEV_NAME in found else None,
         kind=words(kind) if kind is not None else None,
-        lower=number(found[_LINK]) if _LINK in found else None,
+        lower=number(found[LINK]) if LINK in found else None,
         other_names=other_names(found),
     )
 
 
 def other_names(link: Attributes) -> tuple[str, ...]:
     """Alternative names (IFLA_ALT_IFNAME) in a link's attributes."""
-    properties = attribute_list(link.get(_PROPERTIES, b""))
-    return tuple(words(value) for kind, value in properties if kind == _ALTERNATIVE_NAME)
+    properties = attribute_list(link.get(PROPERTIES, b""))
+    return tuple(words(value) for kind, value in properties if kind == ALTERNATIVE_NAME)
 
 
 def mac_text(value: bytes) -> str:
@@ -87,7 +91,7 @@ def mac_bytes(value: str) -> bytes:
 
 def get(netlink: Netlink, name: str) -> Link | None:
     """The interface called ``name``, None if there is none."""
-    return _get(netlink, 0, attribute(_IFNAME, text(name)))
+    return _get(netlink, 0, attribute(IFNAME, text(name)))
 
 
 def get_index(netlink: Netlink, index: int) -> Link | None:
@@ -96,9 +100,8 @@ def get_index(netlink: Netlink, index: int) -> Link | None:
 
 
 def _get(netlink: Netlink, index: int, which: bytes) -> Link | None:
-    body = _INFO.pack(0, 0, index, 0, 0) + which + attribute(_EXT_MASK, _SKIP_STATISTICS)
     try:
-        (answer,) = netlink.request(_GETLINK, body)
+        (answer,) = netlink.request(GETLINK, linkmessages.question(index, which))
     except OSError as error:
         if error.errno == errno.ENODEV:
             return None
@@ -108,8 +111,7 @@ def _get(netlink: Netlink, index: int, which: bytes) -> Link | None:
 
 def get_all(netlink: Netlink) -> list[Link]:
     """All interfaces of the socket's namespace."""
-    body = _INFO.pack(0, 0, 0, 0, 0) + attribute(_EXT_MASK, _SKIP_STATISTICS)
-    return [_link(message) for message in netlink.dump(_GETLINK, body)]
+    return [_link(message) for message in netlink.dump(GETLINK, linkmessages.question())]
 
 
 def change(
@@ -129,15 +131,15 @@ def change(
     """
     parts = b""
     if namespace_fd is not None:
-        parts += attribute(_NET_NS_FD, u32(namespace_fd))
+        parts += attribute(NET_NS_FD, u32(namespace_fd))
     if name is not None:
-        parts += attribute(_IFNAME, text(name))
+        parts += attribute(IFNAME, text(name))
     if mac is not None:
-        parts += attribute(_ADDRESS, mac_bytes(mac))
+        parts += attribute(ADDRESS, mac_bytes(mac))
     if mtu is not None:
-        parts += attribute(_MTU, u32(mtu))
+        parts += attribute(MTU, u32(mtu))
     flags, mask = (_IFF_UP if up else 0), (_IFF_UP if up is not None else 0)
-    netlink.request(_NEWLINK, _INFO.pack(0, 0, index, flags, mask) + parts)
+    netlink.request(NEWLINK, linkmessages.about(index, parts, flags, mask))
 
 
 @contextmanager
@@ -145,17 +147,15 @@ def attempt(what: str) -> Iterator[None]:
     """Turn a kernel error inside into an AttachError that says ``what`` could not be done."""
     try:
         yield
-    except (OSError, NetlinkError) as error:
+    except OSError as error:
         code, reason = error_of(error)
         hint = "; railmate needs CAP_NET_ADMIN" if code == errno.EPERM else ""
         raise AttachError(f"{what}: {reason}{hint}") from None
 
 
-def error_of(error: OSError | NetlinkError) -> tuple[int, str]:
+def error_of(error: OSError) -> tuple[int, str]:
     """Number and words of a kernel error."""
-    if isinstance(error, OSError):
-        return error.errno or 0, error.strerror or str(error)
-    return error.code, os.strerror(error.code)
+    return error.errno or 0, error.strerror or str(error)
 
 
 def find(

@@ -8,21 +8,30 @@ include/uapi/linux/if_link.h.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from railmate.attach import links
+from railmate.attach import linkmessages, links
+from railmate.attach.linkmessages import (
+    ALIAS,
+    ALTERNATIVE_NAME,
+    BROADCAST,
+    DELLINK,
+    DELPROPERTY,
+    GETLINK,
+    INFO_KIND,
+    LINK,
+    LINK_NETNSID,
+    LINKINFO,
+    NEWLINK,
+    NEWPROPERTY,
+    PROPERTIES,
+)
 from railmate.attach.links import error_of, mac_bytes, mac_text
 from railmate.netlink import Attributes, Netlink, attribute, attributes, nested, number, text, u32, words
 
-_NEWLINK, _DELLINK, _GETLINK, _NEWPROPERTY, _DELPROPERTY = 16, 17, 18, 108, 109
-_BROADCAST, _ALIAS, _EXT_MASK, _PROPERTIES, _OTHER_NAME = 2, 20, 29, 52, 53
-_LOWER, _LINKINFO, _INFO_KIND, _LOWER_NETNS = 5, 18, 1, 37
-_SKIP_STATISTICS = u32(1 << 3)
-_INFO = struct.Struct("=BxHiII")
 _ETHERNET_ADDRESS = 6
 #: Flags that dev_change_flags() of the kernel lets be changed, but for IFF_UP; by the words of ip-link(8).
 _FLAGS = {
@@ -52,18 +61,18 @@ class LinkState:
 
 def read(netlink: Netlink, index: int) -> LinkState:
     """Raises OSError."""
-    body = _INFO.pack(0, 0, index, 0, 0) + attribute(_EXT_MASK, _SKIP_STATISTICS)
-    (answer,) = netlink.request(_GETLINK, body)
-    return _state(_INFO.unpack_from(answer)[3], attributes(answer, _INFO.size))
+    (answer,) = netlink.request(GETLINK, linkmessages.question(index))
+    _, flags, found = linkmessages.answer(answer)
+    return _state(flags, found)
 
 
 def _state(flags: int, found: Attributes) -> LinkState:
     return LinkState(
         {name: bool(flags & bit) for name, bit in _FLAGS.items()},
         {name: number(found[kind]) for name, (kind, _) in _NUMBERS.items() if kind in found},
-        words(found.get(_ALIAS, b"")),
+        words(found.get(ALIAS, b"")),
         tuple(sorted(links.other_names(found))),
-        _broadcast(found.get(_BROADCAST, b"")),
+        _broadcast(found.get(BROADCAST, b"")),
     )
 
 
@@ -75,21 +84,23 @@ def _broadcast(address: bytes) -> str:
 def remove_names(netlink: Netlink, index: int, names: tuple[str, ...]) -> None:
     """Take alternative names from an interface. Raises OSError."""
     if names:
-        parts = [attribute(_OTHER_NAME, text(name)) for name in names]
-        body = _INFO.pack(0, 0, index, 0, 0) + nested(_PROPERTIES, *parts)
-        netlink.request(_DELPROPERTY, body)
+        netlink.request(DELPROPERTY, linkmessages.about(index, _properties(names)))
+
+
+def _properties(names: Iterable[str]) -> bytes:
+    return nested(PROPERTIES, *(attribute(ALTERNATIVE_NAME, text(name)) for name in names))
 
 
 def end_uppers(netlink: Netlink, lower: int) -> None:
     """End the interfaces over one that is about to leave (VLAN, macvlan, a further partition's), whoever has made them.
     The kernel leaves most of them where they are, and they would reach through it from there. Raises OSError."""
-    for message in netlink.dump(_GETLINK, _INFO.pack(0, 0, 0, 0, 0) + attribute(_EXT_MASK, _SKIP_STATISTICS)):
-        index, found = _INFO.unpack_from(message)[2], attributes(message, _INFO.size)
-        kind = words(attributes(found.get(_LINKINFO, b"")).get(_INFO_KIND, b""))
-        # one with _LOWER_NETNS stands on an interface of another namespace; a veth on none, it names its other end
-        if number(found.get(_LOWER, b"")) == lower and _LOWER_NETNS not in found and kind not in ("", "veth"):
+    for message in netlink.dump(GETLINK, linkmessages.question()):
+        index, _, found = linkmessages.answer(message)
+        kind = words(attributes(found.get(LINKINFO, b"")).get(INFO_KIND, b""))
+        # one with LINK_NETNSID stands on an interface of another namespace; a veth on none, it names its other end
+        if number(found.get(LINK, b"")) == lower and LINK_NETNSID not in found and kind not in ("", "veth"):
             with suppress(FileNotFoundError):
-                netlink.request(_DELLINK, _INFO.pack(0, 0, index, 0, 0))
+                netlink.request(DELLINK, linkmessages.about(index))
 
 
 def restore(netlink: Netlink, index: int, before: LinkState | None) -> list[str]:
@@ -100,9 +111,9 @@ def restore(netlink: Netlink, index: int, before: LinkState | None) -> list[str]
     if now == before:
         return []
     refused = {}
-    for what, kind, body in _changes(before, now):
+    for what, kind, (parts, flags, mask) in _changes(before, now):
         try:
-            netlink.request(kind, _INFO.pack(0, 0, index, *body[0]) + body[1])
+            netlink.request(kind, linkmessages.about(index, parts, flags, mask))
         except OSError as error:
             refused[what] = f": {error_of(error)[1]}"
     wanted, found = _fields(before), _fields(read(netlink, index))
@@ -113,34 +124,32 @@ def restore(netlink: Netlink, index: int, before: LinkState | None) -> list[str]
     ]
 
 
-_Body = tuple[tuple[int, int], bytes]  # flags with their mask, attributes
+_Body = tuple[bytes, int, int]  # attributes, flags with their mask
 
 
 def _changes(before: LinkState, now: LinkState) -> Iterator[tuple[str, int, _Body]]:
-    """Message by message: what it sets, its type, flags and attributes."""
-    unchanged = (0, 0)
+    """Message by message: what it sets, its type, attributes and flags."""
     for name, on in before.flags.items():
         bit = _FLAGS.get(name, 0)
         if bit and now.flags.get(name) != on:
-            yield name, _NEWLINK, ((bit if on else 0, bit), b"")
+            yield name, NEWLINK, (b"", bit if on else 0, bit)
     wrong = {name for name, value in before.numbers.items() if now.numbers.get(name) not in (None, value)}
     wrong |= {other for name, other in _SET_WITH.items() if name in wrong and other in before.numbers}
     for name, (kind, size) in _NUMBERS.items():
         if name in wrong:
             value = u32(before.numbers[name]) if size == 4 else bytes([before.numbers[name]])
-            yield name, _NEWLINK, (unchanged, attribute(kind, value))
+            yield name, NEWLINK, (attribute(kind, value), 0, 0)
     if now.alias != before.alias:
-        yield "alias", _NEWLINK, (unchanged, attribute(_ALIAS, before.alias.encode()))
+        yield "alias", NEWLINK, (attribute(ALIAS, before.alias.encode()), 0, 0)
     if now.broadcast != before.broadcast:
         value = mac_bytes(before.broadcast)
-        yield "broadcast address", _NEWLINK, (unchanged, attribute(_BROADCAST, value))
+        yield "broadcast address", NEWLINK, (attribute(BROADCAST, value), 0, 0)
     for kind, names in (
-        (_DELPROPERTY, set(now.other_names) - set(before.other_names)),
-        (_NEWPROPERTY, set(before.other_names) - set(now.other_names)),
+        (DELPROPERTY, set(now.other_names) - set(before.other_names)),
+        (NEWPROPERTY, set(before.other_names) - set(now.other_names)),
     ):
         if names:
-            parts = [attribute(_OTHER_NAME, text(name)) for name in sorted(names)]
-            yield "other names", kind, (unchanged, nested(_PROPERTIES, *parts))
+            yield "other names", kind, (_properties(sorted(names)), 0, 0)
 
 
 def _fields(state: LinkState) -> dict[str, Any]:

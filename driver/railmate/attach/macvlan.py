@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from railmate.attach import addressing, links
+from railmate.attach import addressing, linkmessages, links
 from railmate.attach.errors import AttachError, NamespaceGoneError
+from railmate.attach.linkmessages import (
+    ADDRESS,
+    DELLINK,
+    IFNAME,
+    INFO_DATA,
+    INFO_KIND,
+    LINK,
+    LINKINFO,
+    MTU,
+    NET_NS_FD,
+    NEWLINK,
+)
 from railmate.attach.links import Link, attempt, mac_bytes
 from railmate.attach.model import AttachedNetdev, SubInterface, SubInterfaceRequest
 from railmate.attach.move import ConfigureNetdev
@@ -25,11 +36,8 @@ from railmate.attach.steps import Step
 from railmate.netlink import CREATE, EXCL, Netlink, attribute, nested, text, u32
 
 KIND = "macvlan"
-_NEWLINK, _DELLINK = 16, 17
-_ADDRESS, _IFNAME, _MTU, _LINK, _LINKINFO, _NET_NS_FD = 1, 3, 4, 5, 18, 28
-_INFO_KIND, _INFO_DATA, _MACVLAN_MODE = 1, 2, 1
+_MACVLAN_MODE = 1
 _MODES = {"private": 1, "vepa": 2, "bridge": 4}  # MACVLAN_MODE_* of linux/if_link.h
-_INFO = struct.Struct("=BxHiII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +109,18 @@ class MakeSubInterface:
 
     def _make(self, below: Link, sides: Sides) -> None:
         request = self._request
-        data = nested(_INFO_DATA, attribute(_MACVLAN_MODE, u32(_MODES[request.sub.mode])))
+        data = nested(INFO_DATA, attribute(_MACVLAN_MODE, u32(_MODES[request.sub.mode])))
         parts = (
-            attribute(_IFNAME, text(request.name))
-            + attribute(_ADDRESS, mac_bytes(request.sub.mac))
-            + attribute(_LINK, u32(below.index))
-            + nested(_LINKINFO, attribute(_INFO_KIND, KIND.encode()), data)
-            + attribute(_NET_NS_FD, u32(sides.pod_fd))
+            attribute(IFNAME, text(request.name))
+            + attribute(ADDRESS, mac_bytes(request.sub.mac))
+            + attribute(LINK, u32(below.index))
+            + nested(LINKINFO, attribute(INFO_KIND, KIND.encode()), data)
+            + attribute(NET_NS_FD, u32(sides.pod_fd))
         )
         if request.settings.mtu is not None:  # else it is that of the netdev below
-            parts += attribute(_MTU, u32(request.settings.mtu))
+            parts += attribute(MTU, u32(request.settings.mtu))
         try:
-            sides.host.request(_NEWLINK, _INFO.pack(0, 0, 0, 0, 0) + parts, CREATE | EXCL)
+            sides.host.request(NEWLINK, linkmessages.about(0, parts), CREATE | EXCL)
         except OSError as error:
             raise self._explained(error, below) from None
 
@@ -175,7 +183,7 @@ def _remove(request: SubInterfaceRequest, attached: AttachedNetdev | None, sides
         if link is None:
             return
         try:
-            pod.request(_DELLINK, _INFO.pack(0, 0, link.index, 0, 0))
+            pod.request(DELLINK, linkmessages.about(link.index))
         except OSError as error:
             if error.errno != errno.ENODEV:  # its port went meanwhile, and it with that
                 raise

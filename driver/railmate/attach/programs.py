@@ -15,16 +15,15 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from railmate.attach import linkmessages
+from railmate.attach.linkmessages import GETLINK, SETLINK, XDP
 from railmate.attach.links import error_of
 from railmate.netlink import Netlink, attribute, attributes, nested, number, u32
 
-_SETLINK, _GETLINK = 19, 18
-_EXT_MASK, _SKIP_STATISTICS, _XDP = 29, u32(1 << 3), 43
 _XDP_FD, _XDP_FLAGS = 1, 3
 _NO_PROGRAM = struct.pack("=i", -1)
 #: Attribute with the program's id, and the flag of its mode: driver, generic, hardware (XDP_FLAGS_*_MODE).
 _MODES = {5: 1 << 2, 6: 1 << 1, 7: 1 << 3}
-_INFO = struct.Struct("=BxHiII")
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "ppc64le": 361, "s390x": 351, "riscv64": 280}
 _PROG_DETACH, _PROG_FD_BY_ID, _PROG_QUERY = 9, 13, 16
 _OBJECT_INFO, _LINK_FD_BY_ID, _LINK_NEXT_ID, _LINK_DETACH = 15, 30, 31, 34
@@ -68,16 +67,15 @@ def _stays(kind: str, program: int, error: OSError) -> str:
 
 def _xdp(netlink: Netlink, index: int) -> dict[int, int]:
     """Mode's flag to program's id."""
-    body = _INFO.pack(0, 0, index, 0, 0) + attribute(_EXT_MASK, _SKIP_STATISTICS)
-    (answer,) = netlink.request(_GETLINK, body)
-    found = attributes(attributes(answer, _INFO.size).get(_XDP, b""))
+    (answer,) = netlink.request(GETLINK, linkmessages.question(index))
+    found = attributes(linkmessages.answer(answer)[2].get(XDP, b""))
     return {mode: number(found[kind]) for kind, mode in _MODES.items() if kind in found}
 
 
 def _detach_xdp(netlink: Netlink, index: int, mode: int, program: int) -> None:
-    parts = nested(_XDP, attribute(_XDP_FD, _NO_PROGRAM), attribute(_XDP_FLAGS, u32(mode)))
+    parts = nested(XDP, attribute(_XDP_FD, _NO_PROGRAM), attribute(_XDP_FLAGS, u32(mode)))
     try:
-        netlink.request(_SETLINK, _INFO.pack(0, 0, index, 0, 0) + parts)
+        netlink.request(SETLINK, linkmessages.about(index, parts))
     except OSError as error:
         if error.errno != errno.EBUSY or not _detach_xdp_link(index, program):
             raise

@@ -11,31 +11,29 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from railmate.attach import links
+from railmate.attach import linkmessages, links
 from railmate.attach.errors import AttachError
+from railmate.attach.linkmessages import GETLINK, NEWLINK, VFINFO_LIST
 from railmate.attach.links import attempt, mac_bytes, mac_text
 from railmate.attach.model import PhysicalPort
 from railmate.attach.settings import VfSettings
-from railmate.netlink import Netlink, attribute, attribute_list, attributes, nested, u32
+from railmate.netlink import Netlink, attribute, attribute_list, attributes, nested
 
-_NEWLINK, _GETLINK = 16, 18
-_VFINFO_LIST, _EXT_MASK, _VF_INFO = 22, 29, 1
-_WITH_VFS = u32(1 | 1 << 3)  # RTEXT_FILTER_VF, RTEXT_FILTER_SKIP_STATS
+_VF_INFO = 1
 _MAC, _VLAN, _SPOOFCHK, _LINK_STATE, _RATE, _TRUST, _VLAN_LIST, _VLAN_INFO = 1, 2, 4, 5, 6, 9, 12, 1
 _NODE_GUID, _PORT_GUID = 10, 11
 _UNKNOWN = 0xFFFFFFFF  # what a driver that has no such thing says
 _LINK_STATES = ("auto", "enable", "disable")  # IFLA_VF_LINK_STATE_*
 _PROTOCOLS = {"802.1Q": 0x8100, "802.1ad": 0x88A8}
-_INFO = struct.Struct("=BxHiII")
 _GUID = struct.Struct("=IxxxxQ")  # struct ifla_vf_guid
 
 
 def read(netlink: Netlink, port: PhysicalPort) -> VfSettings:
     """Raises AttachError."""
     with attempt(f"the settings of {port} cannot be read"):
-        body = _INFO.pack(0, 0, _index(netlink, port), 0, 0) + attribute(_EXT_MASK, _WITH_VFS)
-        (answer,) = netlink.request(_GETLINK, body)
-    for _, information in attribute_list(attributes(answer, _INFO.size).get(_VFINFO_LIST, b"")):
+        body = linkmessages.question(_index(netlink, port), vfs=True)
+        (answer,) = netlink.request(GETLINK, body)
+    for _, information in attribute_list(linkmessages.answer(answer)[2].get(VFINFO_LIST, b"")):
         parts = attributes(information)
         if _MAC in parts and struct.unpack_from("=I", parts[_MAC])[0] == port.vf:
             return _settings(parts)
@@ -86,8 +84,8 @@ def write(netlink: Netlink, port: PhysicalPort, wanted: VfSettings) -> None:
     physical = _index(netlink, port) if parts else 0
     for what, part in parts:
         with attempt(f"{port} does not take {what}"):
-            body = _INFO.pack(0, 0, physical, 0, 0) + nested(_VFINFO_LIST, nested(_VF_INFO, part))
-            netlink.request(_NEWLINK, body)
+            body = linkmessages.about(physical, nested(VFINFO_LIST, nested(_VF_INFO, part)))
+            netlink.request(NEWLINK, body)
 
 
 def write_guids(netlink: Netlink, port: PhysicalPort, guid: str) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from railmate.attach import ipam
 from railmate.attach.settings import Route
+from railmate.claims.allocation import ClaimError
 from railmate.claims.ledger import Ledger
 from railmate.claims.nicplan import refuse_families, refuse_unreachable
-from railmate.claims.plan import ClaimError
 from railmate.claims.records import ClaimRef, Entry, PreparedNic
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.errors import RailmateError

@@ -38,6 +38,15 @@ class SettingsError(RailmateError):
     """The config cannot be applied to this NIC; a sentence without the claim's name."""
 
 
+def expects_netdev(function: PciFunction) -> bool:
+    """Whether the NIC has a netdev, wherever that is at the moment.
+
+    A RoCE port always has one. It must not be judged by what sysfs shows alone: there a netdev that is in
+    another namespace is absent.
+    """
+    return bool(function.netdevs) or any(device.link_layer == "Ethernet" for device in function.rdma_devices)
+
+
 def physical_port(function: PciFunction, inventory: Inventory) -> PhysicalPort | None:
     """Through which netdev the VF is set; None for a physical function, and where the PF's netdev is not known."""
     physical = inventory.functions.get(function.physical_function or "")

@@ -20,8 +20,9 @@ from railmate.attach.model import NetdevReturn, ReturnState
 from railmate.attach.netdev import snapshot
 from railmate.attach.rdmamodel import RdmaDeviceRef
 from railmate.cdi.spec import DeviceNode
+from railmate.claims.allocation import ClaimError
 from railmate.claims.ledger import Ledger
-from railmate.claims.plan import ClaimError, NodeView
+from railmate.claims.nodeview import NodeView
 from railmate.claims.rdmanodes import with_rdma_nodes
 from railmate.claims.rdmastrays import RdmaStrays
 from railmate.claims.records import ClaimRef, Entry, PreparedDevice, PreparedNic

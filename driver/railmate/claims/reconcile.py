@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from railmate.attach.namespaces import is_namespace
+from railmate.claims.allocation import allocated, reserved_pods
 from railmate.claims.attachments import Attachments, Sandbox, attempt
 from railmate.claims.ledger import Ledger
-from railmate.claims.plan import allocated, reserved_pods
 from railmate.claims.records import ClaimRef, Entry
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.state import ClaimsApi

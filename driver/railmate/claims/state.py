@@ -16,29 +16,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from railmate.attach.errors import UnfitError
-from railmate.attach.netdev import snapshot
 from railmate.claims import leases, rebinding
+from railmate.claims.allocation import ClaimError, reserved_pods
 from railmate.claims.attachments import Attachments, Sandbox, attempt
 from railmate.claims.holdings import Holdings
 from railmate.claims.leases import Leases
 from railmate.claims.ledger import Ledger
-from railmate.claims.nicplan import physical_port
-from railmate.claims.plan import (
-    ClaimError,
-    NodeView,
-    allocated,
-    check_claim,
-    make_plan,
-    refuse_shared_nic,
-    reserved_pods,
-)
+from railmate.claims.nodeview import NodeView
+from railmate.claims.preparation import HeldError, NotYetError, Preparation
 from railmate.claims.rebinding import Rebinding, partition_missing
 from railmate.claims.records import ClaimRef, Entry, PreparedDevice
 from railmate.claims.runtime_files import RuntimeFiles
-from railmate.claims.shares import with_port
 from railmate.errors import RailmateError
-from railmate.publish.model import overlap
 
 log = logging.getLogger(__name__)
 
@@ -82,18 +71,6 @@ def _as_a_claim(ref: ClaimRef) -> Iterator[None]:
         ) from error
 
 
-class _NotYetError(RailmateError):
-    """Cannot be done now; will pass by itself."""
-
-
-class _HeldError(RailmateError):
-    """The claim's former addresses and functions must be given back first, which is not done under the lock."""
-
-    def __init__(self, entry: Entry) -> None:
-        super().__init__(f"{entry.claim} has addresses or changed functions")
-        self.entry = entry
-
-
 class ClaimState:
     def __init__(
         self,
@@ -110,7 +87,7 @@ class ClaimState:
         self.moves = Attachments(node.driver, ledger, boot_id, self._observer.attached)
         self._leases = Leases(ledger, runtime_files, lambda: self._node.cni_dir)
         self._rebinding = Rebinding(ledger, runtime_files, lambda: self._node, boot_id)
-        self._boot_id = boot_id
+        self._preparation = Preparation(ledger, runtime_files, self.moves, self._rebinding, boot_id)
         self._freed = threading.Event()
         self._stopping = False
         self._preparing: set[tuple[str, object]] = set()  # claim UID and call, of all that have not ended
@@ -153,13 +130,13 @@ class ClaimState:
                     if call not in self._preparing:
                         # the kubelet gave up on this call, and nobody would ever give back what it still prepares
                         raise ClaimError(f"{ref}: it was given back while it was being prepared.")
-                    entry = self._prepare_now(claim, ref)
+                    entry = self._preparation.entry(claim, ref, self._node)
                 return self._answer(entry)
-            except _HeldError as reason:
+            except HeldError as reason:
                 self._rebinding.give_back(reason.entry)
                 self._leases.forget(reason.entry)
                 continue
-            except _NotYetError as reason:
+            except NotYetError as reason:
                 if time.monotonic() >= deadline:
                     raise ClaimError(
                         f"{reason} Waited {patience:.0f} s. If no pod on node {self._node.pool} uses it any more, "
@@ -269,130 +246,12 @@ class ClaimState:
         its sandbox."""
         return any(question(entry) for entry in self._ledger.entries(text).values() if entry.nics)
 
-    # --- prepare
-    def _prepare_now(self, claim: Mapping[str, Any], ref: ClaimRef) -> Entry:
-        check_claim(claim, ref)
-        entries = self._ledger.entries()
-        known = entries.pop(ref.uid, None)
-        entry = self._still_valid(known, claim, ref) if known else None
-        if entry is None:
-            if known is not None and known.boot_id == self._boot_id:
-                known = self.moves.detach(known, "its allocation has changed")
-            if known is not None and (leases.held(known) or self._rebinding.held(known)):
-                raise _HeldError(known)
-            self._ledger.close_gate(ref.uid)  # a marker from before a reboot says nothing
-            self.moves.fetch_strays()  # a netdev that came home late is to be remembered by its own name
-            entry = self._new_entry(claim, ref, entries)
-            self._ledger.put(entry)
-            log.info(
-                "%s (%s): prepared %s", ref, ref.uid, ", ".join(device.device for device in entry.devices)
-            )
-        # written again also for a known claim: the CDI directory may have been emptied since
-        self._files.write(entry)
-        return entry
-
     def _answer(self, entry: Entry) -> PreparedClaim:
         if rebinding.wanted(entry):
             entry = self._rebinding.make(entry.claim)
         # once it is attached its RDMA device may be in the pod, where it is not looked for
         if entry.attachment is None and (missing := partition_missing(entry, self._node)) is not None:
-            raise _NotYetError(f"{entry.claim}: {missing}.")  # a subnet manager needs a moment for a new GUID
+            raise NotYetError(f"{entry.claim}: {missing}.")  # a subnet manager needs a moment for a new GUID
         if leases.wanted(entry):
             entry = self._leases.obtain(entry.claim)
         return PreparedClaim(entry.devices, self._files.cdi_ids(entry))
-
-    def _still_valid(self, known: Entry, claim: Mapping[str, Any], ref: ClaimRef) -> Entry | None:
-        """The known entry, brought up to date with the claim; None when the claim must be prepared anew.
-
-        The kubelet asks again after its own restart, also for the next pod of a claim that outlives its pods.
-        """
-        now = [
-            (result["pool"], result["device"], result.get("shareID"))
-            for result in allocated(claim, self._node.driver)
-        ]
-        if known.boot_id != self._boot_id or now != [
-            (device.pool, device.device, device.share_id) for device in known.devices
-        ]:
-            return None
-        pods = reserved_pods(claim)
-        if pods == known.pods:
-            return known
-        refuse_shared_nic(ref, pods, known.devices)
-        if known.attachment is not None and known.attachment.pod_uid not in pods:
-            known = self.moves.detach(known, "its pod is gone")
-        entry = replace(known, pods=pods)
-        self._ledger.put(entry)
-        return entry
-
-    def _new_entry(self, claim: Mapping[str, Any], ref: ClaimRef, others: Mapping[str, Entry]) -> Entry:
-        # first: these are asked again and again while a claim waits
-        self._refuse_reserved(claim, ref)
-        self._refuse_overlap(claim, ref, others)
-        plan = make_plan(claim, ref, self._node, self._taken_interfaces(claim, others))
-        passing = {nic.address for device in plan.devices for nic in device.nics if nic.passes_through}
-        devices = tuple(self._with_snapshots(device, ref, passing) for device in plan.devices)
-        for warning in plan.warnings:
-            log.warning("%s", warning)
-        return Entry(ref, plan.pods, devices, self._boot_id, plan.pod_claim_name)
-
-    def _refuse_reserved(self, claim: Mapping[str, Any], ref: ClaimRef) -> None:
-        """A physical function whose VFs are made anew at this moment takes what it has with it."""
-        offered, functions = self._node.offer.by_name, self._node.inventory.functions
-        results = [one["device"] for one in allocated(claim, self._node.driver) if not one.get("adminAccess")]
-        nics = {nic for device in results if device in offered for nic in offered[device].nics}
-        for physical in sorted({functions[nic].physical_function or nic for nic in nics if nic in functions}):
-            if self._ledger.is_reserved(physical):
-                raise _NotYetError(f"{ref}: the VFs of {physical} are being made.")
-
-    def _refuse_overlap(self, claim: Mapping[str, Any], ref: ClaimRef, others: Mapping[str, Entry]) -> None:
-        """The last line of defence: after a force delete the scheduler hands a device on while the old pod
-        still runs. What was prepared before a reboot holds nothing."""
-        offered = self._node.offer.by_name
-        results = [result for result in allocated(claim, self._node.driver) if not result.get("adminAccess")]
-        wanted = {
-            part
-            for result in results
-            if result["device"] in offered
-            for part in offered[result["device"]].parts_with(result.get("shareID"))
-        }
-        for other in others.values():
-            both = sorted(overlap(wanted, other.parts)) if other.boot_id == self._boot_id else []
-            if both:
-                raise _NotYetError(
-                    f"{ref}: {', '.join(both)} is still held by {other.claim} ({other.claim.uid})."
-                )
-
-    def _with_snapshots(self, device: PreparedDevice, ref: ClaimRef, passing: Set[str]) -> PreparedDevice:
-        nics = []
-        strays = {stray.pci_address: stray for stray in self._ledger.strays()}
-        for nic in device.nics:
-            try:
-                nic = self._rebinding.inspected(nic, passing)
-                if not nic.interface and not (nic.change and nic.change.netdev):  # it has an RDMA device only
-                    nics.append(nic)
-                    continue
-                netdev = self._node.netdev_of(nic.address)
-                if netdev is None:
-                    # on its way home from a namespace that has just ended it is back in a moment
-                    raise _NotYetError(f"{ref}: the netdev of {nic.address} is not on the node.")
-                if nic.sub is not None:
-                    nics.append(with_port(nic, netdev))
-                    continue
-                port = physical_port(self._node.inventory.functions[nic.address], self._node.inventory)
-                soft = tuple(one for one in (nic.change.rdma if nic.change else nic.rdma) if one.soft)
-                found = snapshot(netdev, nic.address, port, nic.settings)
-                stray = strays.get(nic.address)
-                if stray is not None and stray.parent is not None:
-                    found = stray  # it came home and is not put right yet: that is what it goes back to
-                nics.append(nic.with_snapshot(replace(found, soft_rdma=soft)))
-            except UnfitError as error:
-                raise ClaimError(f"{ref}: {error}. Correct the config, or ask for another NIC.") from error
-            except _NotYetError:
-                raise
-            except RailmateError as error:
-                raise _NotYetError(f"{ref}: {error}{'' if str(error)[-1:] in '.?!' else '.'}") from error
-        return replace(device, nics=tuple(nics))
-
-    def _taken_interfaces(self, claim: Mapping[str, Any], others: Mapping[str, Entry]) -> set[str]:
-        pods = {user["uid"] for user in claim.get("status", {}).get("reservedFor", [])}
-        return {nic.interface for other in others.values() if pods & set(other.pods) for nic in other.nics}

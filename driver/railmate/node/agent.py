@@ -20,8 +20,8 @@ from railmate.cdi.vendor import VendorSpecs
 from railmate.claims.attachments import Sandbox, attempt
 from railmate.claims.holdings import Holdings
 from railmate.claims.ledger import Ledger, boot_id
+from railmate.claims.nodeview import NodeView
 from railmate.claims.observation import Observations
-from railmate.claims.plan import NodeView
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.state import ClaimState

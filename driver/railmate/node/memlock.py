@@ -14,6 +14,7 @@ import resource
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from railmate.node.gateword import GateWord
 from railmate.nri.events import UNLIMITED, ContainerInfo, Rlimit
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,8 @@ class Memlock:
     node's: it numbers processes as the runtime does."""
 
     def __init__(self, plugin_dir: Path, report: Callable[[str], None], proc: Path = Path("/proc")) -> None:
-        self._plugin_dir, self._report, self._proc = plugin_dir, report, proc
-        self._told = False
+        self._plugin_dir, self._proc = plugin_dir, proc
+        self._refused = GateWord(plugin_dir / "memlock-refused", _WORDS, report)
 
     def limits(self, container: ContainerInfo, sandbox_pid: int, sandbox_id: str) -> tuple[Rlimit, ...]:
         """What to ask the runtime for, when a container with RDMA devices is made."""
@@ -48,8 +49,7 @@ class Memlock:
 
     def look(self) -> None:
         """Tell, once, what the gate had to find out."""
-        if not self._told and (self._plugin_dir / "memlock-refused").exists():
-            self._refused()
+        self._refused.look()
 
     def repair(self, containers: Iterable[ContainerInfo]) -> int:
         """Raise the limit of running containers that started without; of how many processes. Only where this process
@@ -71,12 +71,6 @@ class Memlock:
                     break
         return count
 
-    def _refused(self) -> None:
-        if not self._told:
-            self._told = True
-            log.warning("%s", _WORDS)
-            self._report(_WORDS)
-
     def _runtime_may(self, sandbox_pid: int, sandbox_id: str) -> bool | None:
         """Whether the parent of the sandbox's process, which will run the OCI runtime, has CAP_SYS_RESOURCE; None
         when it is not visible from here."""
@@ -88,7 +82,7 @@ class Memlock:
             return None
         may = bool(int(capabilities, 16) >> _CAP_SYS_RESOURCE & 1) or self._is_unlimited(int(parent or 0))
         if not may:
-            self._refused()
+            self._refused.tell()
         return may
 
     def _processes(self, container: ContainerInfo) -> list[int]:

@@ -53,7 +53,12 @@ class Provisioner:
     @property
     def awaiting(self) -> frozenset[str]:
         """Physical functions that a rule gives VFs, as long as that has not failed for good. While they have none they
-        are not to be given away whole: a pod would keep them from ever getting their VFs."""
+        are not to be given away whole: a pod would keep them from ever getting their VFs.
+
+        What has failed for good is not remembered over a start of the driver: a restart is how an administrator who
+        has mended the cause asks for another attempt (the reports say so), and a port that a pod has got meanwhile
+        could not be attempted. The price is that a free port which still refuses is away for the time of the attempts,
+        some 20 seconds."""
         return self._awaiting
 
     @property

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from railmate.claims.records import Entry
 from railmate.inventory.model import Inventory
+from railmate.node.gateword import GateWord
 from railmate.publish.model import Offer
 
 log = logging.getLogger(__name__)
@@ -42,9 +43,9 @@ class RdmaCgroup:
     """``report`` is called once with words for people where the kernel does not keep the devices apart."""
 
     def __init__(self, driver: str, plugin_dir: Path, report: Callable[[str], None]) -> None:
-        self._key, self._plugin_dir, self._report = f"{driver}/rdma-denied", plugin_dir, report
+        self._key = f"{driver}/rdma-denied"
+        self._unlimited = GateWord(plugin_dir / "rdma-unlimited", _WORDS, report)
         self._claimable: frozenset[str] = frozenset()
-        self._told = False
 
     def update(self, inventory: Inventory, offer: Offer) -> None:
         """The machine as it is now; what claims hold is in it as it was before."""
@@ -64,7 +65,4 @@ class RdmaCgroup:
 
     def look(self) -> None:
         """Tell, once, what the gate had to find out."""
-        if not self._told and (self._plugin_dir / "rdma-unlimited").exists():
-            self._told = True
-            log.warning("%s", _WORDS)
-            self._report(_WORDS)
+        self._unlimited.look()

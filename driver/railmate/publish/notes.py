@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
 NO_DRIVERS = "no PCI function here has a driver, so drivers are unknown and every device is taken as usable"
 
@@ -10,46 +10,37 @@ NO_DRIVERS = "no PCI function here has a driver, so drivers are unknown and ever
 def left_out(what: str, reasons: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each reason. ``reasons``: address to why it is not offered."""
     for reason, addresses in _by_value(reasons.items()).items():
-        one = len(addresses) == 1
-        yield (
-            f"{what}{'' if one else 's'} {', '.join(addresses)} {'is' if one else 'are'} not offered: {reason}"
-        )
+        yield f"{_named(what, addresses)} {_are(addresses)} not offered: {reason}"
 
 
 def vfs_left_out(parent: str, reasons: Mapping[str, str]) -> Iterator[str]:
     """The same for the VFs of one physical function, counted: there may be many."""
     for reason, addresses in _by_value(reasons.items()).items():
-        one = len(addresses) == 1
-        yield (
-            f"{len(addresses)} VF{'' if one else 's'} of rail NIC {parent} {'is' if one else 'are'} not offered: "
-            f"{reason}"
-        )
+        vfs = f"{len(addresses)} {_form(addresses, 'VF', 'VFs')}"
+        yield f"{vfs} of rail NIC {parent} {_are(addresses)} not offered: {reason}"
 
 
 def not_shared(reasons: Mapping[str, str]) -> Iterator[str]:
     """Physical functions that an administrator wants shared. ``reasons``: address to why they are not."""
     for reason, addresses in _by_value(reasons.items()).items():
-        one = len(addresses) == 1
-        yield f"NIC{'' if one else 's'} {', '.join(addresses)} {'is' if one else 'are'} not shared: {reason}"
+        yield f"{_named('NIC', addresses)} {_are(addresses)} not shared: {reason}"
 
 
 def shared_only(addresses: Sequence[str]) -> Iterator[str]:
     """Shared physical functions that without sharing would be offered whole."""
     if addresses:
-        one = len(addresses) == 1
         yield (
-            f"NIC{'' if one else 's'} {', '.join(addresses)} {'has' if one else 'have'} no VFs and "
-            f"{'is' if one else 'are'} shared, so {'it is' if one else 'they are'} not offered whole, alone or in pairs"
+            f"{_named('NIC', addresses)} {_form(addresses, 'has', 'have')} no VFs and {_are(addresses)} shared, so "
+            f"{_form(addresses, 'it is', 'they are')} not offered whole, alone or in pairs"
         )
 
 
 def still_shared(addresses: Sequence[str]) -> Iterator[str]:
     """Ports that are not shared any more, and that pods still have shares of."""
     if addresses:
-        one = len(addresses) == 1
         yield (
-            f"NIC{'' if one else 's'} {', '.join(addresses)} {'is' if one else 'are'} no longer shared, but pods still "
-            f"have shares of {'it' if one else 'them'}: until those pods end {'it is' if one else 'they are'} offered "
+            f"{_named('NIC', addresses)} {_are(addresses)} no longer shared, but pods still have shares of "
+            f"{_form(addresses, 'it', 'them')}: until those pods end {_form(addresses, 'it is', 'they are')} offered "
             "neither shared nor whole"
         )
 
@@ -65,19 +56,17 @@ def handed_out(resource: str) -> str:
 def halves(gpus: Sequence[str]) -> Iterator[str]:
     """GPUs whose pair lacks a NIC that may be offered."""
     if gpus:
-        one = len(gpus) == 1
         yield (
-            f"GPU{'' if one else 's'} {', '.join(gpus)} {'is' if one else 'are'} offered without a pair device: "
-            f"a NIC of {'its pair' if one else 'each pair'} is not offered or has no VF left"
+            f"{_named('GPU', gpus)} {_are(gpus)} offered without a pair device: "
+            f"a NIC of {_form(gpus, 'its', 'each')} pair is not offered or has no VF left"
         )
 
 
 def few_vfs(gpus: Sequence[str], nics: Sequence[str]) -> str:
     """GPUs that share a NIC with VFs, but not one for each."""
-    one = len(nics) == 1
     return (
-        f"GPUs {', '.join(gpus)} share NIC{'' if one else 's'} {', '.join(nics)} and are offered as a group only: with "
-        f"{len(gpus)} usable VFs or more on {'it' if one else 'each'}, each GPU would have a pair device too"
+        f"GPUs {', '.join(gpus)} share {_named('NIC', nics)} and are offered as a group only: with {len(gpus)} usable "
+        f"VFs or more on {_form(nics, 'it', 'each')}, each GPU would have a pair device too"
     )
 
 
@@ -88,6 +77,19 @@ def too_long(devices_without: Mapping[str, int], limit: int) -> Iterator[str]:
         yield (
             f"attribute {attribute} is left out of {devices} as published: too long, {limit} bytes are the API's limit"
         )
+
+
+def _form(things: Sized, one: str, more: str) -> str:
+    """``one`` where it is one thing, ``more`` where there are several."""
+    return one if len(things) == 1 else more
+
+
+def _named(noun: str, names: Sequence[str]) -> str:
+    return f"{_form(names, noun, noun + 's')} {', '.join(names)}"
+
+
+def _are(things: Sized) -> str:
+    return _form(things, "is", "are")
 
 
 def _by_value(items: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -9,15 +9,15 @@ from claims_netdevs import FakeNetdevs, World
 from claims_world import FakeClaims, state
 
 import railmate.claims.attachments as attachments
+import railmate.claims.preparation as preparation
 import railmate.claims.reconcile as reconcile
-import railmate.claims.state as verbs
 
 
 @pytest.fixture
 def netdevs(monkeypatch: pytest.MonkeyPatch) -> FakeNetdevs:
     fake = FakeNetdevs()
-    monkeypatch.setattr(verbs, "snapshot", fake.snapshot)
-    monkeypatch.setattr(verbs, "with_port", lambda nic, netdev: nic)
+    monkeypatch.setattr(preparation, "snapshot", fake.snapshot)
+    monkeypatch.setattr(preparation, "with_port", lambda nic, netdev: nic)
     for name in ("attach_all", "remove_all", "return_all"):
         monkeypatch.setattr(attachments, name, getattr(fake, name))
     monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])

@@ -11,8 +11,8 @@ from claims_world import BOOT, DRIVER, FakeClaims, claim, ref, uid, view
 from claims_world import sandbox as make_sandbox
 
 import railmate.claims.attachments as attachments
+import railmate.claims.preparation as preparation
 import railmate.claims.reconcile as reconcile
-import railmate.claims.state as verbs
 from railmate.attach.model import (
     AttachedNetdev,
     MoveRequest,
@@ -125,7 +125,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     kernel = Kernel()
-    monkeypatch.setattr(verbs, "snapshot", kernel.snapshot)
+    monkeypatch.setattr(preparation, "snapshot", kernel.snapshot)
     monkeypatch.setattr(attachments, "attach_all", kernel.attach_all)
     monkeypatch.setattr(attachments, "return_all", kernel.return_all)
     monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])

@@ -14,14 +14,15 @@ import pytest
 from claims_netdevs import HOST, World
 from claims_world import PF, VFS, claim, config, inventory, ref, result, sandbox, uid, view
 
-import railmate.claims.state as verbs
+import railmate.claims.preparation as preparation
 from railmate.attach import functions
 from railmate.attach.drivers import DriverBinding
 from railmate.attach.model import MoveRequest, NetdevSnapshot, PhysicalPort
 from railmate.attach.settings import IpoibSettings, NetdevSettings, VfSettings
 from railmate.attach.sriov import stable_guid
 from railmate.claims import rebinding
-from railmate.claims.plan import ClaimError, NodeView, make_plan
+from railmate.claims.allocation import ClaimError
+from railmate.claims.plan import NodeView, make_plan
 from railmate.claims.records import PreparedNic
 from railmate.errors import RailmateError
 from railmate.inventory.model import Inventory, Netdev, RdmaDevice
@@ -209,7 +210,7 @@ def node(world: World, tmp_path_factory: pytest.TempPathFactory, monkeypatch: py
     monkeypatch.setattr(functions.vf, "write", write)
     monkeypatch.setattr(functions, "restore_vf", restore)
     monkeypatch.setattr(functions, "_NETDEV_PATIENCE", 0.05)
-    monkeypatch.setattr(verbs, "snapshot", made.snapshot)
+    monkeypatch.setattr(preparation, "snapshot", made.snapshot)
     monkeypatch.setattr(rebinding, "snapshot", made.snapshot)
     world.restart(
         node=view(inventory=infiniband(), sysfs_root=bus.sysfs, dev_root=bus.dev, netdev_of=netdev_of)
@@ -263,7 +264,7 @@ def test_a_vf_whose_driver_has_not_read_the_guid_yet_is_bound_anew(
     def stale(*arguments: Any) -> NetdevSnapshot:
         return replace(real(*arguments), vf=VfSettings(guid=MINE))
 
-    monkeypatch.setattr(verbs, "snapshot", stale)
+    monkeypatch.setattr(preparation, "snapshot", stale)
     node.world.prepared(1, "vf-0", configs=[config(guid=MINE)])
     assert node.log == ["unbound", f"GUID {MINE}", "bound"]
 

@@ -9,9 +9,9 @@ import pytest
 from claims_netdevs import World
 from claims_world import BOOT, PF, VFS, claim, ref, share, uid
 
+from railmate.claims.allocation import ClaimError
 from railmate.claims.holdings import Holdings
 from railmate.claims.ledger import Ledger
-from railmate.claims.plan import ClaimError
 
 PATIENCE = 20.0
 

@@ -19,8 +19,9 @@ from railmate.attach.settings import (
     RoutingRule,
     VfSettings,
 )
+from railmate.claims.allocation import ClaimError
 from railmate.claims.nicplan import physical_port
-from railmate.claims.plan import ClaimError, NodeView, make_plan
+from railmate.claims.plan import NodeView, make_plan
 from railmate.inventory.model import Inventory, Netdev, RdmaDevice
 from railmate_api import fields
 from railmate_api.config import RdmaVfConfig

@@ -16,7 +16,7 @@ from claims_world import (
     uid,
 )
 
-from railmate.claims.plan import ClaimError
+from railmate.claims.allocation import ClaimError
 from railmate.errors import RailmateError
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from claims_world import DRIVER, GPUS, VFS, claim, config, inventory, ref, result, view
 
-from railmate.claims.plan import ClaimError, NodeView, Plan, make_plan
+from railmate.claims.allocation import ClaimError
+from railmate.claims.plan import NodeView, Plan, make_plan
 from railmate.inventory.model import Inventory
 
 

@@ -24,7 +24,7 @@ from claims_world import (
     view,
 )
 
-from railmate.claims.plan import ClaimError
+from railmate.claims.allocation import ClaimError
 from railmate.errors import RailmateError
 
 
@@ -154,6 +154,24 @@ def test_netdev_on_its_way_home_is_waited_for(world: World) -> None:
     world.state.prepare(ref(1), patience=10)
     timer.join()
     assert world.specs
+
+
+def test_a_machine_that_changes_meanwhile_leaves_no_prepare_between_two_views_of_it(world: World) -> None:
+    names = {
+        address: function.netdevs[0].name
+        for address, function in inventory().functions.items()
+        if function.netdevs
+    }
+
+    def looked_for(address: str) -> str:
+        world.state.update(view(inventory=replace(inventory(), functions={})))
+        return names[address]
+
+    world.state.update(view(netdev_of=looked_for))
+    world.prepared(1, "wide")
+    entry = world.ledger.get(uid(1))
+    assert entry is not None
+    assert [nic.address for nic in entry.nics if nic.snapshot] == list(VFS[:2])
 
 
 def test_netdev_that_does_not_come_home_is_an_error(world: World) -> None:

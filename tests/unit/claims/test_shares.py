@@ -28,7 +28,8 @@ import railmate.claims.shares as shares
 from railmate.attach.errors import UnfitError
 from railmate.attach.macvlan import Port
 from railmate.attach.settings import Neighbour, Route, RoutingRule
-from railmate.claims.plan import ClaimError, make_plan
+from railmate.claims.allocation import ClaimError
+from railmate.claims.plan import make_plan
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.errors import RailmateError

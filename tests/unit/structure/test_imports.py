@@ -29,7 +29,7 @@ ORDER = [
 ]
 FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 #: Changes of the kernel stay in one place: what can make them is imported nowhere else.
-KERNEL = {"pyroute2": {"attach"}, "railmate.netlink": {"attach", "inventory"}}
+KERNEL = {"pyroute2": set(), "railmate.netlink": {"attach", "inventory"}}
 #: What makes threads, by its last name: of threading, concurrent.futures, asyncio, _thread.
 THREADS = {
     *("Thread", "Timer", "ThreadPoolExecutor", "ThreadPool", "to_thread"),
