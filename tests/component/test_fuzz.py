@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 import railmate.claims.attachments as attachments
 import railmate.claims.preparation as preparation
+import railmate.claims.presence as presence
 from component.fuzz_inputs import ODD, damaged, fuzz, mutated, whole_config
 from railmate.attach.model import (
     AttachedNetdev,
@@ -134,6 +135,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(attachments, "attach_all", _attach_all)
     monkeypatch.setattr(attachments, "return_all", _return_all)
     monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])
+    monkeypatch.setattr(presence, "absent", lambda expected, netns: [False] * len(expected))
     monkeypatch.setattr("railmate.claims.reconcile.is_namespace", lambda path: True)
     monkeypatch.setattr(attachments, "is_namespace", lambda path: True, raising=False)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)  # thousands of them, and no power cut in here

@@ -13,6 +13,7 @@ import pytest
 
 import railmate.claims.attachments as attachments
 import railmate.claims.preparation as preparation
+import railmate.claims.presence as presence
 from component.netdev_lab import pods, veths
 from harness.gobuild import program
 from railmate.attach import ipam
@@ -73,6 +74,7 @@ def world(tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch) -> Wor
     for name in ("attach_all", "return_all"):
         monkeypatch.setattr(attachments, name, getattr(fake, name))
     monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])
+    monkeypatch.setattr(presence, "absent", fake.absent)
     root = tmp_path / "node"
     node = view(cni_dir=plugins, node_exists=Path.exists)
     api = FakeClaims()

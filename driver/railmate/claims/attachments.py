@@ -24,10 +24,10 @@ from railmate.attach.model import (
 from railmate.attach.namespaces import is_namespace
 from railmate.attach.netdev import attach_all, remove_all, return_all
 from railmate.attach.rdma import attach_rdma, return_rdma
-from railmate.claims import leases
+from railmate.claims import leases, presence
 from railmate.claims.ledger import Ledger
 from railmate.claims.rdmastrays import RdmaStrays
-from railmate.claims.records import Attachment, Entry
+from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedNic
 from railmate.errors import RailmateError
 
 log = logging.getLogger(__name__)
@@ -58,10 +58,17 @@ class Attachments:
         self.boot_id = boot_id
         self.repaired: Callable[[str], None] = lambda kind: None  # whoever counts repairs sets it
         self.elsewhere: Elsewhere | None = None  # where strays may be; whoever knows the node sets it
+        # the claim's entry with the device nodes that its devices have at this moment; whoever knows the node sets it
+        self.renewed: Callable[[Entry], Entry] = lambda entry: entry
+        # tells the claim's user: claim, reason, sentence
+        self.tell: Callable[[ClaimRef, str, str], None] = lambda claim, reason, message: None
         self._rdma_strays = RdmaStrays(ledger)
 
     def attach(self, entries: Sequence[Entry], sandbox: Sandbox) -> None:
         """Move all netdevs of these claims into the sandbox, in one go, and open the gate for each claim."""
+        for entry in entries:
+            if entry.attached_to(sandbox.id):
+                self.mend(entry)
         noted: list[Entry] = []
         try:
             for entry in entries:
@@ -118,7 +125,10 @@ class Attachments:
         """By the NIC's key."""
         if sandbox.netns is None:
             return {}
-        nics = [nic for entry in entries for nic in entry.nics]
+        return self._move([nic for entry in entries for nic in entry.nics], sandbox)
+
+    def _move(self, nics: Sequence[PreparedNic], sandbox: Sandbox) -> Mapping[NicKey, AttachedNetdev]:
+        assert sandbox.netns is not None
         requests: list[MoveRequest | SubInterfaceRequest] = []
         for nic in nics:
             if nic.snapshot:
@@ -157,6 +167,41 @@ class Attachments:
         if errors:
             raise errors[0]
 
+    def mend(self, entry: Entry) -> None:
+        """Attach again what has left the claim's sandbox by itself: its driver was bound anew, as a rule. What is still
+        there stays: a container may be using it.
+
+        Raises RailmateError when it cannot be attached, and the gate stays closed then; and when the devices have other
+        nodes now: a container that is being made at this moment has the former ones.
+        """
+        at = entry.attachment
+        if at is None or not at.complete or at.netns is None or entry.boot_id != self.boot_id:
+            return
+        sandbox = Sandbox(at.sandbox, at.pod_uid, at.pod, Path(at.netns))
+        gone = [nic for _, nic in presence.gone([entry], Path(at.netns))]
+        if not gone:
+            return
+        self._ledger.close_gate(entry.claim.uid)
+        names = ", ".join(nic.address for nic in gone)
+        what = f"the NIC {names} of {entry.claim} has left pod {at.pod}, whose sandbox lives (was its driver loaded anew?)"
+        log.warning("%s", what)
+        try:
+            moved = self._move(gone, sandbox)
+        except RailmateError as error:
+            message = f"{what}, and cannot be attached to it again: {error}"
+            self.tell(entry.claim, "NicNotInPod", f"{message}. It is tried again. Delete the pod to move it elsewhere.")
+            raise RailmateError(f"{self.driver}: {message}. It is tried again.") from error
+        netdevs = {(one.pci_address, one.share): one for one in at.netdevs} | moved
+        now = self.renewed(entry)
+        self._complete(now, netdevs, sandbox)
+        self.repaired("NIC that had left its pod")
+        self.tell(entry.claim, "NicAttachedAgain", f"{what}. It is attached again; what used it must open it anew.")
+        if now.devices != entry.devices:
+            raise RailmateError(
+                f"{self.driver}: the devices of {entry.claim} have come anew, with other device nodes; "
+                "the container starts with them by itself."
+            )
+
     def bring_in_line(self, entry: Entry, live: Mapping[str, Sandbox]) -> None:
         """Make the attachment what the pods' live sandboxes (by pod UID) say it should be.
 
@@ -175,6 +220,7 @@ class Attachments:
             if uid in live and entry.nics and not entry.attached_to(live[uid].id):
                 self.attach([entry], live[uid])
                 return
+        self.mend(entry)
 
     def detach(self, entry: Entry, why: str, *, keep_record: bool = True) -> Entry:
         """Close the gate, then bring the netdevs home. Returns the entry without attachment, which is written unless

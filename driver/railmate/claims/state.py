@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from railmate.claims import leases, rebinding
+from railmate.claims import leases, presence, rebinding
 from railmate.claims.allocation import ClaimError, reserved_pods
 from railmate.claims.attachments import Attachments, Sandbox, attempt
 from railmate.claims.holdings import Holdings
@@ -58,6 +58,9 @@ class ClaimObserver:
     def released(self, claim: ClaimRef) -> None:
         """Nothing of the claim is left on the node."""
 
+    def claim_event(self, claim: ClaimRef, reason: str, message: str) -> None:
+        """Something that the claim's user should know."""
+
 
 @contextmanager
 def _as_a_claim(ref: ClaimRef) -> Iterator[None]:
@@ -85,6 +88,7 @@ class ClaimState:
         self._observer = observer or ClaimObserver()
         self.holdings = Holdings(ledger, boot_id)
         self.moves = Attachments(node.driver, ledger, boot_id, self._observer.attached)
+        self.moves.tell = self._observer.claim_event
         self._leases = Leases(ledger, runtime_files, lambda: self._node.cni_dir)
         self._rebinding = Rebinding(ledger, runtime_files, lambda: self._node, boot_id)
         self._preparation = Preparation(ledger, runtime_files, self.moves, self._rebinding, boot_id)
@@ -200,7 +204,8 @@ class ClaimState:
             self._freed.set()
 
     def check(self, sandbox: Sandbox, claim_uids: Iterable[str]) -> None:
-        """Raise RailmateError unless all devices of these claims are in this sandbox."""
+        """Raise RailmateError unless all devices of these claims are in this sandbox: the kernel is asked, too."""
+        entries = []
         for uid in claim_uids:
             entry = self._ledger.get(uid)
             if entry is None:
@@ -210,6 +215,12 @@ class ClaimState:
                 )
             if entry.nics and not entry.attached_to(sandbox.id):
                 raise RailmateError(self.moves.why_not(entry, sandbox))
+            entries.append(entry)
+        for entry, nic in presence.gone(entries, sandbox.netns) if sandbox.netns else ():
+            raise RailmateError(
+                f"{self._node.driver}: the NIC {nic.address} of {entry.claim} is not in pod {sandbox.pod} any more; "
+                "the container starts by itself once it is attached again."
+            )
 
     def adopt(self, sandbox: Sandbox, claim_uids: Iterable[str]) -> None:
         """A pod that the claims were not prepared for wants them. The kubelet prepares a claim once, also when one

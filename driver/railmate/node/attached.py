@@ -40,6 +40,9 @@ class AttachedClaims(ClaimObserver):
             self._due.pop(claim.uid, None)
         self._reports.released(claim)
 
+    def claim_event(self, claim: ClaimRef, reason: str, message: str) -> None:
+        self._reports.claim_event(claim, reason, message)
+
     def catch_up(self, entries: Iterable[Entry]) -> None:
         """What an earlier process attached and did not come to look at."""
         for entry in entries:

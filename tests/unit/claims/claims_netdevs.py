@@ -18,6 +18,7 @@ from railmate.attach.model import (
     ReturnState,
     SubInterfaceRequest,
 )
+from railmate.attach.presence import Expected
 from railmate.claims.ledger import Ledger
 from railmate.claims.state import ClaimState
 from unit.claims.claims_world import DRIVER, VFS, FakeClaims, claim, ref, state, uid
@@ -43,6 +44,7 @@ class FakeNetdevs:
     killed_after_move: bool = False
     moves: list[str] = field(default_factory=list)
     subs: dict[tuple[str, str], str] = field(default_factory=dict)  # (namespace, interface) -> its MAC
+    looks: int = 0  # into a namespace
     sub_errors: list[str] = field(default_factory=list)
 
     def snapshot(self, name: str, address: str, *rest: object) -> NetdevSnapshot:
@@ -76,6 +78,15 @@ class FakeNetdevs:
         if self.killed_after_move:
             raise Killed
         return found
+
+    def absent(self, expected: Sequence[Expected], netns: Path) -> list[bool]:
+        self.looks += 1
+        return [not self._is_in(one.netdev, str(netns)) for one in expected]
+
+    def _is_in(self, netdev: ReturnRequest | SubInterfaceRequest | None, netns: str) -> bool:
+        if isinstance(netdev, ReturnRequest):
+            return self.where.get(netdev.snapshot.pci_address, ("",))[0] == netns
+        return netdev is None or (netns, netdev.name) in self.subs
 
     def remove_all(self, requests: Sequence[SubInterfaceRequest], netns: Path) -> list[str]:
         if self.sub_errors:

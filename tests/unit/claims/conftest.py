@@ -10,6 +10,7 @@ from claims_world import FakeClaims, state
 
 import railmate.claims.attachments as attachments
 import railmate.claims.preparation as preparation
+import railmate.claims.presence as presence
 import railmate.claims.reconcile as reconcile
 
 
@@ -20,6 +21,7 @@ def netdevs(monkeypatch: pytest.MonkeyPatch) -> FakeNetdevs:
     monkeypatch.setattr(preparation, "with_port", lambda nic, netdev: nic)
     for name in ("attach_all", "remove_all", "return_all"):
         monkeypatch.setattr(attachments, name, getattr(fake, name))
+    monkeypatch.setattr(presence, "absent", fake.absent)
     monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])
     for module in (attachments, reconcile):
         monkeypatch.setattr(module, "is_namespace", lambda path: str(path) not in fake.gone)

@@ -12,6 +12,7 @@ from claims_world import sandbox as make_sandbox
 
 import railmate.claims.attachments as attachments
 import railmate.claims.preparation as preparation
+import railmate.claims.presence as presence
 import railmate.claims.reconcile as reconcile
 from railmate.attach.model import (
     AttachedNetdev,
@@ -129,6 +130,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(attachments, "attach_all", kernel.attach_all)
     monkeypatch.setattr(attachments, "return_all", kernel.return_all)
     monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])
+    monkeypatch.setattr(presence, "absent", lambda expected, netns: [False] * len(expected))
     for module in (attachments, reconcile):
         monkeypatch.setattr(module, "is_namespace", lambda path: str(path) in kernel.namespaces)
     return World(tmp_path, Api(), kernel)

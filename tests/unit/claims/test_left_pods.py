@@ -1,0 +1,148 @@
+"""NICs that leave their pod by themselves: a driver that is bound anew makes its netdev on the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from claims_netdevs import HOST, World
+from claims_world import DRIVER, VFS, sandbox, share, uid
+
+from railmate.attach.errors import AttachError
+from railmate.claims.reconcile import Reconciler
+from railmate.claims.records import ClaimRef
+from railmate.claims.runtime_files import RuntimeFiles
+from railmate.errors import RailmateError
+
+POD = "/run/netns/1"
+GATE = f"{uid(1)}.sandbox-1"
+
+
+@pytest.fixture
+def told(world: World) -> list[tuple[str, str]]:
+    """Events on claims: reason and message."""
+    found: list[tuple[str, str]] = []
+
+    def tell(claim: ClaimRef, reason: str, message: str) -> None:
+        found.append((reason, message))
+
+    world.state.moves.tell = tell
+    return found
+
+
+@pytest.fixture
+def repairs() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def reconcile(world: World, repairs: list[str]) -> Callable[[], None]:
+    """One round of repairs while the runtime cannot be asked."""
+    plugin = world.root / "plugins" / DRIVER
+    files = RuntimeFiles(DRIVER, plugin, world.root / "cdi", plugin / "gate")
+    state = world.state
+    return Reconciler(world.api, world.ledger, files, state.moves, state.unprepare, repairs.append).run
+
+
+def bind_anew(world: World, number: int = 0) -> None:
+    """The VF's driver; its netdev is on the node then, whatever namespace it was in."""
+    world.netdevs.where[VFS[number]] = (HOST, "eth7")
+
+
+def test_no_container_is_made_without_the_nic_that_has_left_its_pod(world: World) -> None:
+    world.prepared(1, "vf-0")
+    world.state.attach(sandbox())
+    world.state.check(sandbox(), [uid(1)])
+    bind_anew(world)
+    with pytest.raises(RailmateError, match=f"{VFS[0]} of ResourceClaim team/claim-1 is not in pod team/pod-1"):
+        world.state.check(sandbox(), [uid(1)])
+
+
+def test_the_nic_is_attached_again_and_its_user_is_told(world: World, told: list[tuple[str, str]]) -> None:
+    world.prepared(1, "vf-0")
+    world.state.attach(sandbox())
+    bind_anew(world)
+    world.state.attach(sandbox())
+    assert world.netdevs.where[VFS[0]][0] == POD
+    assert world.gates == [GATE]
+    world.state.check(sandbox(), [uid(1)])
+    ((reason, message),) = told
+    assert reason == "NicAttachedAgain"
+    assert VFS[0] in message and "team/pod-1" in message
+
+
+def test_the_minute_round_finds_it_too_without_the_runtime(
+    world: World, reconcile: Callable[[], None], repairs: list[str]
+) -> None:
+    world.prepared(1, "pair-0")
+    world.state.attach(sandbox())
+    bind_anew(world)
+    reconcile()
+    assert world.netdevs.where[VFS[0]][0] == POD
+    assert repairs == ["NIC that had left its pod"]
+    reconcile()
+    assert repairs == ["NIC that had left its pod"]
+
+
+def test_the_gate_is_closed_while_it_cannot_be_attached_and_its_user_is_told_why(
+    world: World, reconcile: Callable[[], None], repairs: list[str], told: list[tuple[str, str]]
+) -> None:
+    world.prepared(1, "vf-0")
+    world.state.attach(sandbox())
+    bind_anew(world)
+    world.netdevs.attach_error = AttachError("Device or resource busy")
+    with pytest.raises(RailmateError, match="Device or resource busy"):
+        world.state.attach(sandbox())
+    reconcile()
+    assert (world.gates, repairs) == ([], [])
+    assert {reason for reason, _ in told} == {"NicNotInPod"}
+    assert "Device or resource busy" in told[0][1]
+    world.netdevs.attach_error = None
+    reconcile()
+    assert (world.gates, repairs) == ([GATE], ["NIC that had left its pod"])
+
+
+def test_a_nic_that_is_still_there_is_left_to_the_container_that_uses_it(world: World) -> None:
+    world.prepared(1, "vf-0", "vf-1")
+    world.state.attach(sandbox())
+    bind_anew(world, 1)
+    world.netdevs.moves.clear()
+    world.netdevs.attach_error = AttachError("Device or resource busy")
+    with pytest.raises(RailmateError):
+        world.state.attach(sandbox())
+    assert world.netdevs.where[VFS[0]] == (POD, "net1")
+    world.netdevs.attach_error = None
+    world.state.attach(sandbox())
+    assert world.netdevs.moves == [f"vf1 to {POD} as net2"]
+    entry = world.ledger.get(uid(1))
+    assert entry is not None and entry.attachment is not None
+    assert [one.name for one in entry.attachment.netdevs] == ["net1", "net2"]
+
+
+def test_a_share_whose_port_was_bound_anew_is_made_again(world: World) -> None:
+    world.prepared(1, share(1))
+    world.state.attach(sandbox())
+    world.netdevs.subs.clear()
+    with pytest.raises(RailmateError, match="not in pod"):
+        world.state.check(sandbox(), [uid(1)])
+    world.state.attach(sandbox())
+    world.state.check(sandbox(), [uid(1)])
+
+
+def test_the_node_is_looked_at_once_for_all_claims_of_a_container(world: World) -> None:
+    """Each entry into a namespace costs, and the runtime waits."""
+    world.prepared(1, "vf-0")
+    world.prepared(2, "vf-1")
+    world.prepared(3, "gpu-0")
+    world.state.attach(sandbox())
+    world.netdevs.looks = 0
+    world.state.check(sandbox(), [uid(1), uid(2), uid(3)])
+    assert world.netdevs.looks == 1
+
+
+def test_on_the_host_network_there_is_nothing_to_look_for(world: World) -> None:
+    world.prepared(1, "vf-0")
+    world.state.attach(sandbox(netns=None))
+    world.state.check(sandbox(netns=None), [uid(1)])
+    world.state.attach(sandbox(netns=None))
+    assert world.netdevs.looks == 0
