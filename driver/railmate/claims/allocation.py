@@ -18,6 +18,14 @@ class ClaimError(RailmateError):
     """This claim cannot be prepared; trying again changes nothing unless somebody changes something."""
 
 
+class NotYetError(RailmateError):
+    """Cannot be done now; will pass by itself, as a rule. ``next_step`` is a sentence for when it does not."""
+
+    def __init__(self, message: str, next_step: str | None = None) -> None:
+        super().__init__(message)
+        self.next_step = next_step
+
+
 def check_claim(claim: Mapping[str, Any], ref: ClaimRef) -> None:
     """Raise ClaimError unless this is the claim the kubelet means, allocated and in use."""
     uid = claim["metadata"]["uid"]

@@ -58,7 +58,7 @@ class Attachments:
         self.boot_id = boot_id
         self.repaired: Callable[[str], None] = lambda kind: None  # whoever counts repairs sets it
         self.elsewhere: Elsewhere | None = None  # where strays may be; whoever knows the node sets it
-        # the claim's entry with the device nodes that its devices have at this moment; whoever knows the node sets it
+        # the claim's entry with the device nodes that it has now, also on disk; whoever knows the node sets it
         self.renewed: Callable[[Entry], Entry] = lambda entry: entry
         # tells the claim's user: claim, reason, sentence
         self.tell: Callable[[ClaimRef, str, str], None] = lambda claim, reason, message: None
@@ -186,13 +186,13 @@ class Attachments:
         what = f"the NIC {names} of {entry.claim} has left pod {at.pod}, whose sandbox lives (was its driver loaded anew?)"
         log.warning("%s", what)
         try:
+            now = self.renewed(entry)
             moved = self._move(gone, sandbox)
         except RailmateError as error:
             message = f"{what}, and cannot be attached to it again: {error}"
             self.tell(entry.claim, "NicNotInPod", f"{message}. It is tried again. Delete the pod to move it elsewhere.")
             raise RailmateError(f"{self.driver}: {message}. It is tried again.") from error
         netdevs = {(one.pci_address, one.share): one for one in at.netdevs} | moved
-        now = self.renewed(entry)
         self._complete(now, netdevs, sandbox)
         self.repaired("NIC that had left its pod")
         self.tell(entry.claim, "NicAttachedAgain", f"{what}. It is attached again; what used it must open it anew.")

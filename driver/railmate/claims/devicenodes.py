@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from railmate.cdi.spec import DeviceNode
-from railmate.claims.allocation import ClaimError
+from railmate.claims.allocation import ClaimError, NotYetError
 from railmate.claims.nodeview import NodeView
-from railmate.claims.records import ClaimRef
+from railmate.claims.records import ClaimRef, PreparedDevice
 from railmate.inventory.gpus import SHARED_NODES
 from railmate.inventory.model import Gpu, GpuVendor, PciFunction
 from railmate.publish.model import OfferedDevice
+
+#: Without these no CUDA program starts. The driver's module makes them not by itself, nvidia-modprobe does.
+_NEEDED_BY_CUDA = frozenset({"nvidiactl", "nvidia-uvm"})
 
 
 class DeviceNodes:
@@ -25,18 +29,78 @@ class DeviceNodes:
 
     def of_rdma(self, function: PciFunction, *, shared: bool) -> list[DeviceNode]:
         """Of a shared port no umad and issm: with those one pod could change the port that all others use."""
-        nodes = []
-        for device in function.rdma_devices:
-            # a driver that was bound anew has new numbers, and the old ones may be another device's by now
-            names = self._node.char_devices(device.name) or device.char_devices
-            if shared:
-                names = tuple(name for name in names if name.startswith("uverbs"))
-            nodes += [self._node_of(f"infiniband/{name}") for name in names]
+        # a driver that was bound anew has new numbers, and the old ones may be another device's by now
+        names = [
+            name
+            for device in function.rdma_devices
+            for name in self._node.char_devices(device.name) or device.char_devices
+        ]
+        return self._rdma(names, shared=shared)
+
+    def _rdma(self, names: Iterable[str], *, shared: bool) -> list[DeviceNode]:
+        nodes = [
+            self._node_of(f"infiniband/{name}") for name in names if not shared or name.startswith("uverbs")
+        ]
         if nodes:
             connection_manager = self._node_of("infiniband/rdma_cm")
             if self._node.node_exists(Path(connection_manager.host_path)):
                 nodes.append(connection_manager)
         return nodes
+
+    def is_there(self, address: str) -> bool:
+        """Whether the PCI function is in the machine at this moment."""
+        return address in self._node.inventory.functions and self._node.on_bus(address)
+
+    def renewed(self, device: PreparedDevice) -> PreparedDevice:
+        """A prepared device with the nodes that it has at this moment. Raises ClaimError when its hardware is gone,
+        NotYetError when its nodes are."""
+        offered = self._node.offer.by_name.get(device.device)
+        looked_at = offered.nics if device.admin_access and offered is not None else ()
+        parts = (*device.gpus, *(nic.address for nic in device.nics), *looked_at)
+        gone = [address for address in parts if not self.is_there(address)]
+        if gone:
+            raise ClaimError(
+                f"{self._ref}: {', '.join(gone)} of device {device.device} is not on node {self._node.pool} any more. "
+                "Delete the pod, so that its successor is given devices that are there."
+            )
+        nodes, vendor_ids = self.of_gpus(
+            OfferedDevice(device.device, "", {}, gpus=device.gpus, partition=device.partition)
+        )
+        for address in looked_at:
+            nodes += self.of_rdma(self._node.inventory.functions[address], shared=device.share_id is not None)
+        nodes += self._rdma_renewed(device)
+        nodes += [node for node in device.nodes if node.path.startswith("/dev/vfio/")]  # the claim's own doing
+        if set(nodes) == set(device.nodes) and tuple(vendor_ids) == device.vendor_cdi_ids:
+            return device
+        return replace(device, nodes=tuple(dict.fromkeys(nodes)), vendor_cdi_ids=tuple(vendor_ids))
+
+    def _rdma_renewed(self, device: PreparedDevice) -> list[DeviceNode]:
+        """Of the NICs that the claim holds: their RDMA devices may be in a pod, and are known by name."""
+        nodes: list[DeviceNode] = []
+        for nic in device.nics:
+            names = [self._node.char_devices(one.name) for one in nic.rdma]
+            if not all(names):
+                return self._rdma_as_before(device)
+            nodes += self._rdma([name for of_one in names for name in of_one], shared=nic.sub is not None)
+        return nodes
+
+    def _rdma_as_before(self, device: PreparedDevice) -> list[DeviceNode]:
+        """Of RDMA devices that show no nodes at this moment; raises NotYetError when those are another's by now."""
+        before = [node for node in device.nodes if node.path.startswith("/dev/infiniband/")]
+        own = {one.name for nic in device.nics for one in nic.rdma}
+        others = {
+            f"/dev/infiniband/{name}"
+            for function in self._node.inventory.functions.values()
+            for one in function.rdma_devices
+            if one.name not in own
+            for name in self._node.char_devices(one.name)
+        }
+        if any(node.path in others for node in before):
+            raise NotYetError(
+                f"{self._ref}: the RDMA device {', '.join(sorted(own))} of device {device.device} has no device nodes.",
+                f"Is its driver loaded on node {self._node.pool}? Look at the kernel's log there.",
+            )
+        return before
 
     def of_gpus(self, offered: OfferedDevice) -> tuple[list[DeviceNode], list[str]]:
         """Device nodes, and CDI devices of vendors' specs, which come before nodes of our own. Raises ClaimError."""
@@ -77,7 +141,14 @@ class DeviceNodes:
         )
         nodes = [self._node_of(name) for name in gpu.device_nodes]
         shared = [self._node_of(name) for name in SHARED_NODES.get(gpu.vendor, ())]
-        return nodes + [node for node in shared if self._node.node_exists(Path(node.host_path))]
+        missing = [node for node in shared if not self._node.node_exists(Path(node.host_path))]
+        needed = [node.path for node in missing if node.path.removeprefix("/dev/") in _NEEDED_BY_CUDA]
+        if needed and gpu.function.driver == "nvidia":
+            raise NotYetError(
+                f"{self._ref}: CUDA cannot use GPU {gpu.address}: node {self._node.pool} has no {' and no '.join(needed)}.",
+                "Run `nvidia-modprobe -u -c 0` on the node, which makes it, and have nvidia-persistenced started at boot.",
+            )
+        return nodes + [node for node in shared if node not in missing]
 
     def _node_of(self, name: str) -> DeviceNode:
         return DeviceNode.of(name, self._node.dev_root)

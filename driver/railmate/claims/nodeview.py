@@ -27,5 +27,7 @@ class NodeView:
     cni_dir: Path | None = None  # where the node's CNI IPAM plugins are
     nccl_topology: bool = False  # whether the node has an NCCL topology file to give
     sysfs_root: Path = Path("/sys")
+    #: Whether a PCI function is there at this moment. The inventory keeps those that claims hold, gone or not.
+    on_bus: Callable[[str], bool] = lambda address: True
     #: The character devices of an RDMA device at this moment; none where they cannot be known.
     char_devices: Callable[[str], tuple[str, ...]] = lambda device: ()

@@ -64,7 +64,7 @@ def make_plan(
     """Decide devices, device nodes, interface names. ``taken_interfaces`` are names that other claims
     of the same pods use already.
 
-    Raises ClaimError that names the claim, the cause and the next step.
+    Raises ClaimError that names the claim, the cause and the next step, NotYetError while a device node is missing.
     """
     check_claim(claim, ref)
     devices = claim["status"]["allocation"]["devices"]
@@ -166,10 +166,7 @@ class _Planner:
     def _offered(self, result: Mapping[str, Any]) -> OfferedDevice:
         offered = self._node.offer.by_name.get(result["device"])
         # a device that pods hold is published also when its hardware is gone
-        there = offered is not None and self._node.inventory.functions.keys() >= {
-            *offered.gpus,
-            *offered.nics,
-        }
+        there = offered is not None and all(self.nodes.is_there(one) for one in (*offered.gpus, *offered.nics))
         if result["pool"] != self._node.pool or offered is None or not there:
             raise ClaimError(
                 f"{self._ref}: device {result['pool']}/{result['device']} is not on node {self._node.pool} (any more). "

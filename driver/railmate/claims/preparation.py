@@ -10,8 +10,9 @@ from typing import Any
 from railmate.attach.errors import UnfitError
 from railmate.attach.netdev import snapshot
 from railmate.claims import leases
-from railmate.claims.allocation import ClaimError, allocated, check_claim, reserved_pods
+from railmate.claims.allocation import ClaimError, NotYetError, allocated, check_claim, reserved_pods
 from railmate.claims.attachments import Attachments
+from railmate.claims.devicenodes import DeviceNodes
 from railmate.claims.ledger import Ledger
 from railmate.claims.nicplan import physical_port
 from railmate.claims.nodeview import NodeView
@@ -24,10 +25,6 @@ from railmate.errors import RailmateError
 from railmate.publish.model import overlap
 
 log = logging.getLogger(__name__)
-
-
-class NotYetError(RailmateError):
-    """Cannot be done now; will pass by itself."""
 
 
 class HeldError(RailmateError):
@@ -57,7 +54,7 @@ class Preparation:
         known = entries.pop(ref.uid, None)
         entry = None
         if known is not None:
-            entry = self._still_valid(known, allocated(claim, node.driver), reserved_pods(claim))
+            entry = self._still_valid(known, allocated(claim, node.driver), reserved_pods(claim), node)
         if entry is None:
             if known is not None and known.boot_id == self._boot_id:
                 known = self._moves.detach(known, "its allocation has changed")
@@ -75,7 +72,7 @@ class Preparation:
         return entry
 
     def _still_valid(
-        self, known: Entry, results: Sequence[Mapping[str, Any]], pods: tuple[str, ...]
+        self, known: Entry, results: Sequence[Mapping[str, Any]], pods: tuple[str, ...], node: NodeView
     ) -> Entry | None:
         """The known entry, brought up to date with the claim; None when the claim must be prepared anew.
 
@@ -86,6 +83,7 @@ class Preparation:
             (device.pool, device.device, device.share_id) for device in known.devices
         ]:
             return None
+        known = self.renewed(known, node)
         if pods == known.pods:
             return known
         refuse_shared_nic(known.claim, pods, known.devices)
@@ -93,6 +91,21 @@ class Preparation:
             known = self._moves.detach(known, "its pod is gone")
         entry = replace(known, pods=pods)
         self._ledger.put(entry)
+        return entry
+
+    def renewed(self, known: Entry, node: NodeView) -> Entry:
+        """The entry with the device nodes that its devices have at this moment, written where those are others.
+
+        Raises ClaimError when a device is gone, NotYetError when its nodes are not there.
+        """
+        nodes = DeviceNodes(known.claim, node)
+        devices = tuple(nodes.renewed(device) for device in known.devices)
+        if devices == known.devices:
+            return known
+        log.warning("%s: its device nodes are others than before; its CDI spec is written anew", known.claim)
+        entry = replace(known, devices=devices)
+        self._ledger.put(entry)
+        self._files.write(entry)
         return entry
 
     def _new_entry(

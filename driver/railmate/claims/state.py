@@ -17,13 +17,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from railmate.claims import leases, presence, rebinding
-from railmate.claims.allocation import ClaimError, reserved_pods
+from railmate.claims.allocation import ClaimError, NotYetError, reserved_pods
 from railmate.claims.attachments import Attachments, Sandbox, attempt
 from railmate.claims.holdings import Holdings
 from railmate.claims.leases import Leases
 from railmate.claims.ledger import Ledger
 from railmate.claims.nodeview import NodeView
-from railmate.claims.preparation import HeldError, NotYetError, Preparation
+from railmate.claims.preparation import HeldError, Preparation
 from railmate.claims.rebinding import Rebinding, partition_missing
 from railmate.claims.records import ClaimRef, Entry, PreparedDevice
 from railmate.claims.runtime_files import RuntimeFiles
@@ -92,6 +92,7 @@ class ClaimState:
         self._leases = Leases(ledger, runtime_files, lambda: self._node.cni_dir)
         self._rebinding = Rebinding(ledger, runtime_files, lambda: self._node, boot_id)
         self._preparation = Preparation(ledger, runtime_files, self.moves, self._rebinding, boot_id)
+        self.moves.renewed = lambda entry: self._preparation.renewed(entry, self._node)
         self._freed = threading.Event()
         self._stopping = False
         self._preparing: set[tuple[str, object]] = set()  # claim UID and call, of all that have not ended
@@ -142,10 +143,11 @@ class ClaimState:
                 continue
             except NotYetError as reason:
                 if time.monotonic() >= deadline:
-                    raise ClaimError(
-                        f"{reason} Waited {patience:.0f} s. If no pod on node {self._node.pool} uses it any more, "
+                    next_step = reason.next_step or (
+                        f"If no pod on node {self._node.pool} uses it any more, "
                         "look at the railmate pod's log on this node."
-                    ) from reason
+                    )
+                    raise ClaimError(f"{reason} Waited {patience:.0f} s. {next_step}") from reason
                 if not waiting:
                     log.info("%s Waiting for it.", reason)
                     waiting = True

@@ -267,6 +267,7 @@ class Agent:
             nccl_topology=self._write_nccl_topology(view),
             char_devices=partial(char_devices, settings.sysfs_root),
             sysfs_root=settings.sysfs_root,
+            on_bus=lambda address: (settings.sysfs_root / "bus/pci/devices" / address).exists(),
         )
 
     def _write_nccl_topology(self, view: View) -> bool:
