@@ -147,6 +147,11 @@ class Ledger:
                 found[entry.claim.uid] = entry
         return found
 
+    def claims(self) -> set[str]:
+        """UIDs of all claims that have a record, readable here or not: a newer railmate's, one on a bad block. What is
+        there for these claims is not to be removed."""
+        return {path.stem for path in self._claims.glob("*.json")}
+
     def get(self, uid: str) -> Entry | None:
         path = self._path(uid)
         return self._read(path) if path.exists() else None

@@ -45,13 +45,15 @@ class Preparation:
         self._rebinding, self._boot_id = rebinding, boot_id
 
     def entry(self, claim: Mapping[str, Any], ref: ClaimRef, node: NodeView) -> Entry:
-        """The claim's entry, written, with the files for the runtime. Raises ClaimError, NotYetError and HeldError.
+        """The claim's entry, written, with the files for the runtime. Raises ClaimError, NotYetError and HeldError,
+        RailmateError when there is a record of it that cannot be read.
 
         ``node`` is one view of the node for all of it: the machine may change meanwhile.
         """
         check_claim(claim, ref)
         entries = self._ledger.entries()
-        known = entries.pop(ref.uid, None)
+        entries.pop(ref.uid, None)
+        known = self._ledger.get(ref.uid)  # raises where there is a record that cannot be read: it is not written over
         entry = None
         if known is not None:
             entry = self._still_valid(known, allocated(claim, node.driver), reserved_pods(claim), node)

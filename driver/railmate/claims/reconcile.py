@@ -77,7 +77,7 @@ class Reconciler:
                 if entry is not None:
                     attempt(partial(self._entry, entry))
         with self._ledger.locked():
-            self._orphaned_files(set(self._ledger.entries()))
+            self._orphaned_files(self._ledger.claims())
             half_done = self._ledger.remove_temporaries() + self._ledger.remove_orphaned_copies()
             for _ in range(half_done + self._files.remove_temporaries()):
                 self._repaired("half-written file")
@@ -118,7 +118,7 @@ class Reconciler:
             self._repaired("CDI spec")
 
     def _orphaned_files(self, known: set[str]) -> None:
-        """Markers, CDI specs and metadata of claims that the ledger does not know."""
+        """Markers, CDI specs and metadata of claims that the ledger has no record of."""
         for uid in self._ledger.markers().keys() - known:
             self._ledger.close_gate(uid)
             self._repaired("stale gate marker")
