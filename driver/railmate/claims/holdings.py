@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from railmate.attach.errors import AttachError
 from railmate.claims.ledger import Ledger
 from railmate.claims.records import ClaimRef, Entry, devices_of, of_boot
 from railmate.publish.model import OfferedDevice
@@ -63,7 +64,16 @@ class Holdings:
     @contextmanager
     def kept_from_claims(self, physical_function: str) -> Iterator[frozenset[str]]:
         """Meanwhile no claim gets this physical function, a share of it or a VF of it; yields the addresses of what
-        claims have already. Prepare waits for the end: see ``Ledger.reserving``."""
+        claims have already. Prepare waits for the end: see ``Ledger.reserving``.
+
+        Raises AttachError while what a claim holds is not known.
+        """
         with self._ledger.reserving(physical_function):
+            with self._ledger.locked():
+                unknown = self._ledger.claims() - self._ledger.entries().keys()
+            if unknown:
+                raise AttachError(
+                    f"the record of claim {', '.join(sorted(unknown))} cannot be read here, and it may hold some of it"
+                )
             now = self.now()
             yield now.addresses | now.shared

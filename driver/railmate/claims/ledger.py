@@ -6,6 +6,7 @@ says what to give back. A file that cannot be read is set aside, never a reason 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -31,6 +32,12 @@ from railmate.plain import read
 log = logging.getLogger(__name__)
 
 _COPY = ".prepared"  # suffix of an entry's second copy
+#: These pass, and say nothing of the file: no record is given up for them.
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
+
+
+class _UnreadableError(RailmateError):
+    """The disk does not give out a record, nor its copy."""
 
 
 class Ledger:
@@ -40,6 +47,7 @@ class Ledger:
     def __init__(self, plugin_dir: Path, on_set_aside: Callable[[str], None] = lambda message: None) -> None:
         """``on_set_aside`` is told of each file that was no entry, in a sentence for people."""
         self._on_set_aside = on_set_aside
+        self._unreadable: set[Path] = set()  # what was told of
         self.on_stray: Callable[[], None] = lambda: None  # called after each netdev that is to be looked for
         self.plugin_dir = plugin_dir
         self._claims = plugin_dir / "claims"
@@ -132,9 +140,10 @@ class Ledger:
 
     def entries(self, mentioning: str = "") -> dict[str, Entry]:
         """All entries, or those in whose record that text stands, such as a pod's UID: a pod's start must not wait for
-        the reading of all. Files that are none are set aside as ``<name>.bad``.
+        the reading of all. Files that are none are set aside as ``<name>.bad``. Left out is what a newer railmate has
+        written, and what the disk does not give out, once people have been told: see ``claims``.
 
-        Raises RailmateError when a file cannot be read at the moment: a claim must not be forgotten for that.
+        Raises RailmateError when no file can be read at the moment: claims must not be forgotten for that.
         """
         found: dict[str, Entry] = {}
         for path in sorted(self._claims.glob("*.json")):
@@ -142,6 +151,9 @@ class Ledger:
                 entry = self._read(path, mentioning)
             except NewerRecordError as error:
                 log.error("%s: %s", path, error)
+                continue
+            except _UnreadableError as error:
+                self._tell_of(path, f"{error} What claim {path.stem} holds is not known; delete its pod, and restart the node.")
                 continue
             if entry is not None:
                 found[entry.claim.uid] = entry
@@ -235,12 +247,31 @@ class Ledger:
         except (FileNotFoundError, IsADirectoryError):
             return None
         except OSError as error:
-            # the entry may be whole: out of descriptors, out of memory
-            raise RailmateError(
-                f"ledger entry {path} cannot be read ({error}). It is tried again."
-            ) from error
+            if error.errno in _PASSING:
+                raise RailmateError(
+                    f"ledger entry {path} cannot be read ({error}). It is tried again."
+                ) from error
+            return self._copy_of(path, error)
         except ValueError as error:
             return self._set_aside(path, str(error))
+
+    def _copy_of(self, path: Path, why: OSError) -> Entry:
+        """In place of a record that the disk does not give out. The next write replaces that."""
+        try:
+            entry = _load(path.with_suffix(_COPY), path.stem)
+        except (OSError, ValueError):
+            raise _UnreadableError(
+                f"ledger entry {path} cannot be read ({why}), and there is no copy. Look at the disk."
+            ) from why
+        self._tell_of(path, f"ledger entry {path} cannot be read ({why}); its copy is used. Look at the disk.")
+        return entry
+
+    def _tell_of(self, path: Path, what: str) -> None:
+        """Once: it is read again and again."""
+        if path not in self._unreadable:
+            self._unreadable.add(path)
+            log.error("%s", what)
+            self._on_set_aside(what)
 
     def _set_aside(self, path: Path, why: str) -> Entry | None:
         """Keep the damaged file for people, and go on with the copy of what was prepared, where there is one.
