@@ -1,14 +1,14 @@
 """Compares what should be with what is, and repairs each difference it can name.
 
 Ledger, CDI directory, gate markers, metadata, network namespaces, kernel: at start and every minute.
-The API is asked once about each claim that an earlier process had prepared, so an idle node asks nothing.
+The API is asked once about each claim that another process has prepared, so an idle node asks nothing.
 Files of other drivers are left alone.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from pathlib import Path
 
@@ -38,20 +38,20 @@ class Reconciler:
         release: Callable[[ClaimRef], None],
         repaired: Repaired,
         sandboxes: Callable[[], Mapping[str, Sandbox] | None] = dict,
+        answered: Callable[[], Set[str]] = frozenset,
     ) -> None:
         """``release`` is unprepare: it gives everything of a claim back. ``sandboxes`` gives the live sandboxes by pod
-        UID, None while the runtime cannot be asked."""
+        UID, None while the runtime cannot be asked. ``answered`` gives the claims, by UID, that this process has
+        prepared: the others are inherited."""
         self._api, self._ledger, self._files, self._moves = api, ledger, runtime_files, moves
         self._driver = moves.driver
         self._release, self._repaired = release, repaired
         moves.repaired = repaired
         self._sandboxes = sandboxes
-        self._gone: set[str] = (
-            set()
-        )  # of the inherited ones, what is gone from the API while its pod still runs
-        self._inherited: set[str] | None = (
-            None  # claims of earlier processes that the API was not asked about yet
-        )
+        self._answered = answered
+        # of the inherited ones: what is gone from the API while its pod still runs, and what was there
+        self._gone: set[str] = set()
+        self._there: set[str] = set()
 
     def run(self) -> None:
         """One round. Never raises; what fails is logged and tried again in the next round."""
@@ -132,16 +132,14 @@ class Reconciler:
         """The kubelet releases claims by itself, but not one whose pod ended while its own state was lost."""
         with self._ledger.locked():
             entries = self._ledger.entries()
-        if self._inherited is None:
-            self._inherited = set(entries)
-        for uid in sorted(self._inherited & entries.keys()):
+        for uid in sorted(entries.keys() - self._there - self._answered()):
             attempt(partial(self._release_if_gone, entries[uid]))
-        self._inherited &= entries.keys()
+        self._there &= entries.keys()
 
     def release_ended(self) -> bool:
         """Release claims that are gone from the API as soon as their pods have ended, too; whether some have not.
 
-        Asks nobody but the runtime's last word, so it may be called often.
+        Asks nobody but the runtime's last word while they run, so it may be called often.
         """
         for uid in sorted(self._gone):
             entry = self._ledger.get(uid)
@@ -152,22 +150,22 @@ class Reconciler:
         return bool(self._gone)
 
     def _release_if_gone(self, entry: Entry) -> None:
-        assert self._inherited is not None
         uid = entry.claim.uid
-        if uid not in self._gone and not self._is_gone(entry):
-            self._inherited.discard(uid)  # from now on the kubelet tells
+        if uid in self._answered():
+            self._gone.discard(uid)  # the kubelet has asked for it since
+        elif uid in self._gone and self._still_runs(entry):
+            return
+        elif not self._is_gone(entry):  # asked again before it is released: another pod may have it by now
+            self._gone.discard(uid)
+            self._there.add(uid)  # from now on the kubelet tells
         elif self._still_runs(entry):
-            if uid not in self._gone:
-                log.info(
-                    "%s is gone from the API, but its pod still runs; its devices stay with it", entry.claim
-                )
+            log.info("%s is gone from the API, but its pod still runs; its devices stay with it", entry.claim)
             self._gone.add(uid)
         else:
             log.warning(
                 "%s (%s) is gone from the API; its devices are released", entry.claim, entry.claim.uid
             )
             self._release(entry.claim)
-            self._inherited.discard(uid)
             self._gone.discard(uid)
             self._repaired("deleted claim")
 

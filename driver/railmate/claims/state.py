@@ -95,6 +95,7 @@ class ClaimState:
         self.moves.renewed = lambda entry: self._preparation.renewed(entry, self._node)
         self._freed = threading.Event()
         self._stopping = False
+        self._answered: set[str] = set()  # claim UIDs: prepared by this process and not given back since
         self._preparing: set[tuple[str, object]] = set()  # claim UID and call, of all that have not ended
 
     def update(self, node: NodeView) -> None:
@@ -136,6 +137,7 @@ class ClaimState:
                         # the kubelet gave up on this call, and nobody would ever give back what it still prepares
                         raise ClaimError(f"{ref}: it was given back while it was being prepared.")
                     entry = self._preparation.entry(claim, ref, self._node)
+                    self._answered.add(ref.uid)
                 return self._answer(entry)
             except HeldError as reason:
                 self._rebinding.give_back(reason.entry)
@@ -155,14 +157,22 @@ class ClaimState:
             if self._stopping:
                 raise ClaimError(f"{ref}: the driver is being replaced. The kubelet asks its successor.")
 
-    def unprepare(self, ref: ClaimRef) -> None:
-        """Give everything of the claim back. Works from the ledger alone; an unknown claim is fine.
+    def answered(self) -> Set[str]:
+        """UIDs of the claims that this process has prepared, or prepares: the kubelet has those given back itself."""
+        return self._answered | {uid for uid, _ in self._preparing.copy()}
+
+    def unprepare(self, ref: ClaimRef, *, inherited: bool = False) -> None:
+        """Give everything of the claim back. Works from the ledger alone; an unknown claim is fine. ``inherited``: not
+        what the kubelet has asked this process for.
 
         Raises RailmateError when a netdev could not be brought home; the kubelet then asks again.
         """
         given_up = {call for call in self._preparing.copy() if call[0] == ref.uid}
         with self._ledger.locked():
+            if inherited and ref.uid in self.answered():
+                return
             self._preparing.difference_update(given_up)
+            self._answered.discard(ref.uid)
             entry = self._ledger.get(ref.uid)
             # then the record is needed a little longer
             more = entry is not None and (leases.held(entry) or self._rebinding.held(entry))

@@ -102,9 +102,10 @@ class Agent:
             ledger,
             runtime_files,
             self._state.moves,
-            self._state.unprepare,
+            partial(self._state.unprepare, inherited=True),
             self._count_repair,
             self._live_sandboxes,
+            self._state.answered,
         )
         self._devices = DeviceWatch(
             settings,

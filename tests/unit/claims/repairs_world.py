@@ -90,8 +90,9 @@ class World:
         self.state = ClaimState(self.api, view(), self.ledger, self.files, BOOT)
         self.moves: Attachments = self.state.moves
         self.reconciler = Reconciler(
-            self.api, self.ledger, self.files, self.moves, self.state.unprepare, self.repairs.append
-        )
+            self.api, self.ledger, self.files, self.moves, self.state.unprepare, self.repairs.append,
+            answered=self.state.answered,
+        )  # fmt: skip
 
     @property
     def plugin(self) -> Path:
