@@ -216,7 +216,9 @@ class Attachments:
             entry = self.detach(entry, "its namespace has ended" if ended else "its pod has a new sandbox")
             if ended:
                 self.repaired("ended namespace")
-        for uid in entry.pods:
+        # where one pod has it the others that it is reserved for wait, and are told when their containers are made
+        holder = entry.attachment.pod_uid if entry.attachment is not None else None
+        for uid in (one for one in entry.pods if holder in (None, one)):
             if uid in live and entry.nics and not entry.attached_to(live[uid].id):
                 self.attach([entry], live[uid])
                 return

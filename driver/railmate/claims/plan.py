@@ -36,7 +36,7 @@ from railmate.publish.slices import api_attribute
 from railmate_api import attributes as names
 from railmate_api.config import Config, ConfigError, NetdevConfig, RdmaSharedConfig, RdmaVfConfig
 
-__all__ = ["NodeView", "Plan", "make_plan", "refuse_shared_nic"]
+__all__ = ["NodeView", "Plan", "make_plan"]
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS label, RFC 1123
 
@@ -47,15 +47,6 @@ class Plan:
     devices: tuple[PreparedDevice, ...]
     pod_claim_name: str | None
     warnings: tuple[str, ...] = ()
-
-
-def refuse_shared_nic(ref: ClaimRef, pods: Sequence[str], devices: Iterable[PreparedDevice]) -> None:
-    """Raise ClaimError when several pods want one NIC."""
-    if len(pods) > 1 and any(device.nics for device in devices):
-        raise ClaimError(
-            f"{ref}: it holds a NIC and is reserved for {len(pods)} pods, but a NIC can be in one pod only. "
-            "Give each pod a claim of its own through a ResourceClaimTemplate."
-        )
 
 
 def make_plan(
@@ -83,9 +74,7 @@ def make_plan(
     planner.count_nics(results)
     planner.refuse_wrong_kinds(results)
     prepared = tuple(planner.device(result) for result in results)
-    pods = reserved_pods(claim)
-    refuse_shared_nic(ref, pods, prepared)
-    return Plan(pods, prepared, pod_claim_name(claim), tuple(planner.nodes.warnings))
+    return Plan(reserved_pods(claim), prepared, pod_claim_name(claim), tuple(planner.nodes.warnings))
 
 
 def _refs(function: PciFunction) -> tuple[RdmaDeviceRef, ...]:

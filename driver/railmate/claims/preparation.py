@@ -16,7 +16,7 @@ from railmate.claims.devicenodes import DeviceNodes
 from railmate.claims.ledger import Ledger
 from railmate.claims.nicplan import physical_port
 from railmate.claims.nodeview import NodeView
-from railmate.claims.plan import make_plan, refuse_shared_nic
+from railmate.claims.plan import make_plan
 from railmate.claims.rebinding import Rebinding
 from railmate.claims.records import ClaimRef, Entry, PreparedDevice
 from railmate.claims.runtime_files import RuntimeFiles
@@ -78,7 +78,8 @@ class Preparation:
     ) -> Entry | None:
         """The known entry, brought up to date with the claim; None when the claim must be prepared anew.
 
-        The kubelet asks again after its own restart, also for the next pod of a claim that outlives its pods.
+        The kubelet asks again after its own restart, also for the next pod of a claim that outlives its pods. Of several
+        pods at once, which the kubelet does not tell apart, the first whose sandbox comes gets a NIC.
         """
         now = [(result["pool"], result["device"], result.get("shareID")) for result in results]
         if known.boot_id != self._boot_id or now != [
@@ -88,7 +89,6 @@ class Preparation:
         known = self.renewed(known, node)
         if pods == known.pods:
             return known
-        refuse_shared_nic(known.claim, pods, known.devices)
         if known.attachment is not None and known.attachment.pod_uid not in pods:
             known = self._moves.detach(known, "its pod is gone")
         entry = replace(known, pods=pods)

@@ -247,12 +247,6 @@ def test_name_that_grows_too_long_with_its_number() -> None:
     assert "longer than 15" in refusal(one)
 
 
-def test_nic_for_two_pods() -> None:
-    text = refusal(claim(1, "vf-0", pods=("a", "b")))
-    assert "2 pods" in text
-    assert "ResourceClaimTemplate" in text
-
-
 def test_gpu_without_device_node() -> None:
     found = inventory()
     bare = replace(found, gpus=tuple(replace(gpu, device_nodes=()) for gpu in found.gpus))
