@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from railmate.claims.records import Entry
+from railmate.claims.records import Entry, PreparedDevice
 from railmate.inventory.model import Inventory
 from railmate.node.gateword import GateWord
 from railmate.publish.model import Offer
@@ -45,15 +45,19 @@ class RdmaCgroup:
     def __init__(self, driver: str, plugin_dir: Path, report: Callable[[str], None]) -> None:
         self._key = f"{driver}/rdma-denied"
         self._unlimited = GateWord(plugin_dir / "rdma-unlimited", _WORDS, report)
+        self._inventory, self._offer = Inventory(), Offer(())
         self._claimable: frozenset[str] = frozenset()
 
     def update(self, inventory: Inventory, offer: Offer) -> None:
         """The machine as it is now; what claims hold is in it as it was before."""
+        self._inventory, self._offer = inventory, offer
         self._claimable = claimable(inventory, offer)
 
     def annotations(self, mine: Iterable[Entry]) -> dict[str, str]:
         """What tells the gate of a container which devices to deny; ``mine``: all claims that it references."""
+        mine = list(mine)
         own = {device.name for entry in mine for nic in entry.nics for device in nic.rdma}
+        own |= {name for entry in mine for device in entry.devices for name in self._looked_at(device)}
         if not own:
             return {}
         denied = sorted(self._claimable - own)
@@ -62,6 +66,12 @@ class RdmaCgroup:
             log.warning("the node has too many RDMA devices (%d) to limit containers to theirs", len(denied))
             return {}
         return {self._key: text} if text else {}
+
+    def _looked_at(self, device: PreparedDevice) -> frozenset[str]:
+        """RDMA devices of one that an administrator's claim looks at (KEP-5018): it holds no NIC that would name them."""
+        offered = self._offer.by_name.get(device.device) if device.admin_access else None
+        functions = [self._inventory.functions.get(address) for address in (offered.nics if offered else ())]
+        return frozenset(one.name for function in functions if function for one in function.rdma_devices)
 
     def look(self) -> None:
         """Tell, once, what the gate had to find out."""
