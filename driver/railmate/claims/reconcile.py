@@ -89,11 +89,12 @@ class Reconciler:
                     self._repaired(kind)
 
     def fetch_strays(self) -> bool:
-        """Put right what has come home; whether something is still missing."""
+        """Put right what has come home; whether something is on its way. That of a function that is gone from the bus
+        comes with the function, if ever: the next round looks for it."""
         with self._ledger.locked():
             for _ in range(self._moves.fetch_strays()):
                 self._repaired("stray netdev")
-            return bool(self._ledger.strays())
+            return any(self._moves.on_bus(stray.pci_address) for stray in self._ledger.strays())
 
     def _entry(self, entry: Entry) -> None:
         at = entry.attachment

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from claims_world import VFS, ref, uid
+from claims_world import VFS, ref, uid, view
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from repairs_world import World, world
@@ -53,6 +53,19 @@ def test_whoever_looks_for_strays_hears_of_a_new_one_at_once(world: World) -> No
 def test_no_strays_ask_the_kernel_nothing(world: World) -> None:
     assert world.moves.fetch_strays() == 0
     assert world.kernel.asked == []
+
+
+def test_what_is_gone_with_its_function_is_looked_for_every_minute_and_not_every_second(world: World) -> None:
+    world.attached()
+    world.kernel.lose(VFS[0])
+    world.state.unprepare(ref(1))
+    assert world.reconciler.await_ends()
+    world.state.update(view(on_bus=lambda address: address != VFS[0]))
+    assert not world.reconciler.await_ends()
+    world.kernel.returns.clear()  # its physical function has got its VFs back
+    world.reconciler.run()
+    assert world.ledger.strays() == []
+    assert world.repairs == ["stray netdev"]
 
 
 def test_netdev_that_came_home_under_a_wrong_name_is_tried_again(world: World) -> None:
