@@ -1,7 +1,7 @@
 """Moves the netdevs of one claim into a sandbox and home again, and keeps the gate in step.
 
 The order is always the same: the gate opens last and closes first, and the ledger knows of a move before
-it is made. Called under the ledger's lock.
+it is made. What the runtime reads of a claim is right before the gate opens, too. Called under the ledger's lock.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Attachments:
         self.boot_id = boot_id
         self.repaired: Callable[[str], None] = lambda kind: None  # whoever counts repairs sets it
         self.elsewhere: Elsewhere | None = None  # where strays may be; whoever knows the node sets it
+        #: An entry whose devices have just been moved, as it is now; see `Observations.refreshed`. Set likewise.
+        self.refreshed: Callable[[Entry], Entry] = lambda entry: entry
         self._rdma_strays = RdmaStrays(ledger)
 
     def attach(self, entries: Sequence[Entry], sandbox: Sandbox) -> None:
@@ -73,6 +75,8 @@ class Attachments:
             raise
         try:
             netdevs = self._move_in(noted, sandbox)
+            # also on the host network: between two pods of a claim its devices have been somewhere else
+            noted = [self.refreshed(entry) for entry in noted]
         except RailmateError as error:
             self._take_back(noted)
             claims = ", ".join(str(entry.claim) for entry in noted)
