@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import statistics
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from component.netdev_lab import Pod, host_links, pods, run, veths
+from railmate.attach import links
 from railmate.attach.errors import AttachError, NamespaceGoneError
 from railmate.attach.netdev import (
     AttachedNetdev,
@@ -28,6 +30,7 @@ from railmate.attach.netdev import (
     snapshot,
 )
 from railmate.attach.settings import NO_ETHTOOL
+from railmate.netlink import Netlink
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
 
@@ -278,6 +281,25 @@ def test_one_failure_does_not_keep_the_others_from_coming_home(
     run("ip", "-netns", pod.name, "link", "delete", "net1")
     results = return_all([ReturnRequest(vf, at) for vf, at in zip(vfs, attached, strict=True)], pod.path)
     assert [result.state for result in results] == [ReturnState.LOST, ReturnState.RETURNED]
+    assert_home(vfs[1])
+
+
+def test_one_that_the_kernel_does_not_tell_of_does_not_keep_the_others_from_coming_home(
+    pod: Pod, make_vf: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vfs = [snapshot(make_vf(n), address(n)) for n in (1, 2)]
+    attached = attach_all([MoveRequest(vf, f"net{i + 1}") for i, vf in enumerate(vfs)], pod.path)
+    real = links.get
+
+    def get(netlink: Netlink, name: str) -> links.Link | None:
+        if name == "net1":
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        return real(netlink, name)
+
+    monkeypatch.setattr(links, "get", get)
+    results = return_all([ReturnRequest(vf, at) for vf, at in zip(vfs, attached, strict=True)], pod.path)
+    assert [result.state for result in results] == [ReturnState.FAILED, ReturnState.RETURNED]
+    assert results[0].problems == (f"{vfs[0]} cannot be looked for: No buffer space available",)
     assert_home(vfs[1])
 
 

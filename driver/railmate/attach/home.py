@@ -28,7 +28,17 @@ def find_on_host(snapshot: NetdevSnapshot, sides: Sides) -> Link | None:
 
 
 def bring_home(request: ReturnRequest, sides: Sides) -> NetdevReturn:
-    """From the pod, or where it is not there, from the host's own devices."""
+    """From the pod, or where it is not there, from the host's own devices. Never raises: others are to come home, too."""
+    try:
+        return _bring_home(request, sides)
+    except AttachError as error:
+        why = str(error)
+    except OSError as error:
+        why = f"{request.snapshot} cannot be looked for: {error_of(error)[1]}"
+    return NetdevReturn(request.snapshot.pci_address, ReturnState.FAILED, None, (why,))
+
+
+def _bring_home(request: ReturnRequest, sides: Sides) -> NetdevReturn:
     link = in_pod(request, sides)
     if link is None:
         return restore(request, sides)

@@ -27,7 +27,7 @@ from railmate.attach.rdma import attach_rdma, return_rdma
 from railmate.claims import leases
 from railmate.claims.ledger import Ledger
 from railmate.claims.rdmastrays import RdmaStrays
-from railmate.claims.records import Attachment, Entry
+from railmate.claims.records import Attachment, Entry, of_boot
 from railmate.errors import RailmateError
 
 log = logging.getLogger(__name__)
@@ -279,9 +279,19 @@ class Attachments:
         )
 
     def fetch_strays(self) -> int:
-        """Put right what has come home since it was lost; return how many did."""
-        strays = [ReturnRequest(stray) for stray in self._ledger.strays()]
-        return self._put_right(return_all(strays, None)) if strays else 0
+        """Put right what has come home since it was lost; return how many did. What a pod has again stays as that has
+        set it up: on the host network it uses it there. It is put right when the pod has ended."""
+        strays = self._ledger.strays()
+        if not strays:
+            return 0
+        in_use = {
+            nic.address
+            for entry in of_boot(self._ledger.entries().values(), self.boot_id)
+            if entry.attachment is not None
+            for nic in entry.nics
+        }
+        wanted = [ReturnRequest(stray) for stray in strays if stray.pci_address not in in_use]
+        return self._put_right(return_all(wanted, None)) if wanted else 0
 
     def fetch_from_elsewhere(self) -> tuple[int, int]:
         """Bring strays home from namespaces that no claim knows, netdevs and RDMA devices; how many of each. Takes
