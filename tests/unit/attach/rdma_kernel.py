@@ -128,7 +128,10 @@ class Socket:
     def _set(self, asked: dict[int, bytes]) -> list[bytes]:
         device = self._device(asked)
         if 2 in asked:
-            device.name = asked[2].rstrip(b"\0").decode()
+            name = asked[2].rstrip(b"\0").decode()
+            if any(one.name == name for one in self.kernel.devices.values()):  # of all namespaces
+                raise OSError(errno.EEXIST, "")
+            device.name = name
             self.kernel.changes.append(f"name {device.name}")
         if 68 in asked:
             if not self.kernel.exclusive:
