@@ -262,6 +262,9 @@ class _Planner:
         rdma = _refs(function)
         try:
             alone, netdev = self._nics_of[request] == 1, expects_netdev(function)
+            if netdev and config.driver is None and nicplan.loses_netdev(function, self._node.inventory):
+                nicplan.refuse_lost_netdev(config, function)
+                netdev = False
             change = functionplan.change_of(config, function, self._node.inventory, alone, netdev, rdma)
             if change is not None and change.passes_through:
                 wanted = NetdevSettings(vf=change.wanted)

@@ -11,10 +11,13 @@ import pytest
 from rdma_kernel import HOST, HOST_FD, POD, POD_FD, RdmaKernel
 
 from railmate import netlink as sockets
-from railmate.attach import elsewhere, namespaces, rdma, rdmasoft
+from railmate.attach import elsewhere, move, namespaces, rdma, rdmasoft
 from railmate.attach.errors import AttachError
+from railmate.attach.model import MoveRequest, NetdevSnapshot
 from railmate.attach.namespaces import Sides
 from railmate.attach.rdmamodel import RdmaDeviceRef, RdmaReturn
+from railmate.attach.settings import IpoibSettings
+from railmate.attach.steps import apply_all
 from railmate.inventory import rdmanetlink
 
 SIDES = Sides(object(), HOST_FD, object(), POD_FD)
@@ -228,6 +231,23 @@ def test_after_the_namespaces_end_the_host_alone_is_looked_at(kernel: RdmaKernel
     assert found.problem is not None
     kernel.named("mlx5_2").namespace = HOST
     assert rdma.take_back([MLX], ALONE) == [RdmaReturn("mlx5_2")]
+
+
+# --- IPoIB
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_an_ipoib_interface_that_would_end_with_the_move_is_refused_before_anything_moves(
+    kernel: RdmaKernel, exclusive: bool
+) -> None:
+    """The mode may have been changed since the claim was prepared."""
+    kernel.exclusive = exclusive
+    snapshot = NetdevSnapshot("0000:0c:00.1", "ib0", "", 2044, True, ipoib=IpoibSettings(0xFFFF, "datagram"))
+    steps, _ = move.steps_of(MoveRequest(snapshot, "net1", rdma_devices=(MLX,)))
+    if not exclusive:
+        steps[0].apply(SIDES)
+        return
+    with pytest.raises(AttachError, match=r"netdev ib0 of 0000:0c:00\.1 is an IPoIB interface, which would end"):
+        apply_all(steps, SIDES)
+    assert kernel.changes == []
 
 
 # --- soft devices
