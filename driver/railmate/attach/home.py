@@ -149,6 +149,8 @@ def restore(
         return NetdevReturn(snapshot.pci_address, ReturnState.FAILED, None, (error_of(error)[1],))
     if link is None:
         return NetdevReturn(snapshot.pci_address, ReturnState.LOST, None)
+    if not problems:
+        problems += _still_wrong(snapshot, link)
     problems += rdmasoft.restore(snapshot.soft_rdma, link.name, sides)
     return NetdevReturn(snapshot.pci_address, state, link.name, tuple(problems))
 
@@ -199,7 +201,7 @@ def _put_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
     for what, verb in changes:
         _try(what, verb, problems)
     _insist_on_mac(snapshot, link.index, sides, problems)
-    return problems + _still_wrong(snapshot, name, link.index, sides, problems)
+    return problems
 
 
 def _insist_on_mac(snapshot: NetdevSnapshot, index: int, sides: Sides, problems: list[str]) -> None:
@@ -222,15 +224,14 @@ def _insist_on_mac(snapshot: NetdevSnapshot, index: int, sides: Sides, problems:
             time.sleep(_POLL)
 
 
-def _still_wrong(snapshot: NetdevSnapshot, name: str, index: int, sides: Sides, told: list[str]) -> list[str]:
-    """What the kernel said it had set and has not; only looked for where nothing else was wrong."""
-    now = links.get_index(sides.host, index)
-    if now is None or told:
-        return []
-    wanted = {"name": name, "MAC": snapshot.mac, "MTU": snapshot.mtu}
-    found = {"name": now.name, "MAC": now.mac, "MTU": now.mtu}
+def _still_wrong(snapshot: NetdevSnapshot, now: Link) -> list[str]:
+    """What the kernel said it had set and has not, or what was changed meanwhile."""
+    wanted = (snapshot.name, snapshot.mac, snapshot.mtu, "up" if snapshot.up else "down")
+    found = (now.name, now.mac, now.mtu, "up" if now.up else "down")
     return [
-        f"its {what} is {found[what]}, not {wanted[what]}" for what in wanted if found[what] != wanted[what]
+        f"its {what} is {other}, not {one}"
+        for what, one, other in zip(("name", "MAC", "MTU", "state"), wanted, found, strict=True)
+        if one != other
     ]
 
 
@@ -273,12 +274,21 @@ def _ethtool_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[s
 
 def _addresses_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
     """A netdev loses its addresses with its namespace."""
+    missing = _missing_addresses(snapshot, link, sides)
     problems: list[str] = []
-    there = addressing.addresses(sides.host, link.index) if snapshot.addresses else ()
-    for address in (one for one in snapshot.addresses if one not in there):
+    for address in missing:
         verb = partial(addressing.add_address, sides.host, link.index, address)
         _try(f"address {address}", verb, problems)
+    if missing and not problems:
+        problems += [f"its address {one} is missing" for one in _missing_addresses(snapshot, link, sides)]
     return problems
+
+
+def _missing_addresses(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
+    if not snapshot.addresses:
+        return []
+    there = addressing.addresses(sides.host, link.index)
+    return [one for one in snapshot.addresses if one not in there]
 
 
 def _try(what: str, verb: Callable[[], None], problems: list[str]) -> None:
