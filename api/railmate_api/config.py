@@ -175,7 +175,7 @@ class RdmaVfConfig(NetdevConfig):
     ipoib: vf.Ipoib | None = setting(
         "ipoib",
         Group(vf.Ipoib),
-        "InfiniBand: the kind of the IPoIB interface. A node in exclusive RDMA mode (rdma-system(8)) gives none to pods.",
+        "InfiniBand: the kind of the IPoIB interface. In exclusive RDMA mode (rdma-system(8)) a pod has none.",
         unset="as it is",
     )
     env_hints: bool | None = setting(

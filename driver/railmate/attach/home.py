@@ -28,7 +28,7 @@ def find_on_host(snapshot: NetdevSnapshot, sides: Sides) -> Link | None:
 
 
 def bring_home(request: ReturnRequest, sides: Sides) -> NetdevReturn:
-    """From the pod, or where it is not there, from the host's own devices. Never raises: others are to come home, too."""
+    """From the pod, or where it is not there, from the host's own devices. Never raises."""
     try:
         return _bring_home(request, sides)
     except AttachError as error:

@@ -55,9 +55,9 @@ class KeepIpoib:
         with rdmalink.open_sides(sides) as rdma:
             if rdma is not None and rdma.mode is NetnsMode.EXCLUSIVE:
                 raise AttachError(
-                    f"{self._snapshot} is an IPoIB interface, which would end: the node's RDMA devices are in exclusive "
-                    "mode now, and were not when the claim was prepared. Delete the pod, so that its claim is prepared "
-                    "anew"
+                    f"{self._snapshot} is an IPoIB interface, which would end: the node's RDMA devices are in "
+                    "exclusive mode now, and were not when the claim was prepared. Delete the pod, so that its "
+                    "claim is prepared anew"
                 )
 
     def undo(self, sides: Sides) -> None:

@@ -126,8 +126,8 @@ def _sound(settings: NetdevSettings, config: NetdevConfig) -> NetdevSettings:
 
 def loses_netdev(function: PciFunction, inventory: Inventory) -> bool:
     """Whether the function's netdev ends with the move of its RDMA device: IPoIB is a client of that one
-    (drivers/infiniband/ulp/ipoib), which in exclusive mode leaves its namespace. The kernel makes another one then, with
-    a name and an address of its own choice, and in the node's namespace where it is an older one."""
+    (drivers/infiniband/ulp/ipoib), which in exclusive mode leaves its namespace. The kernel makes another one then,
+    with a name and an address of its own choice, and in the node's namespace where it is an older one."""
     return is_infiniband(function) and inventory.rdma_netns_mode == NetnsMode.EXCLUSIVE
 
 
@@ -136,9 +136,9 @@ def refuse_lost_netdev(config: RdmaVfConfig, function: PciFunction) -> None:
     if without_effect := _of_netdev(config):
         raise SettingsError(
             f"{', '.join(without_effect)}: the node's RDMA devices are in exclusive mode, and the IPoIB interface of "
-            f"{function.address} ends when its RDMA device moves into the pod. Leave them out, the pod then has the RDMA "
-            "device; or have the administrator set `rdma system set netns shared`, for good by the option netns_mode=1 "
-            "of module ib_core"
+            f"{function.address} ends when its RDMA device moves into the pod. Leave them out, the pod then has the "
+            "RDMA device; or have the administrator set `rdma system set netns shared`, for good by the option "
+            "netns_mode=1 of module ib_core"
         )
 
 

@@ -47,8 +47,8 @@ class Observations:
             return now
 
     def refreshed(self, entry: Entry) -> Entry:
-        """The entry with the character devices that its RDMA devices have now; where they are others the runtime's files
-        are written anew. Call it under the ledger's lock, after the move and before the gate opens.
+        """The entry with the character devices that its RDMA devices have now; where they are others the runtime's
+        files are written anew. Call it under the ledger's lock, after the move and before the gate opens.
 
         A move into another namespace gives a device new ones: its clients go and come (disable_device() and
         enable_device() in drivers/infiniband/core/device.c), uverbs and umad each take the lowest number that is free,

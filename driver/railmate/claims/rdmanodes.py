@@ -16,8 +16,8 @@ def has_rdma_nodes(device: PreparedDevice) -> bool:
 
 
 def with_rdma_nodes(device: PreparedDevice, names: Sequence[str], dev_root: Path) -> PreparedDevice:
-    """With the nodes ``names`` (uverbs3, umad3) below /dev/infiniband in place of those it had of RDMA devices; as it is
-    where there are none. rdma_cm is no device's own and stays."""
+    """With the nodes ``names`` (uverbs3, umad3) below /dev/infiniband in place of those it had of RDMA devices; as it
+    is where there are none. rdma_cm is no device's own and stays."""
     if not names:
         return device
     new = [DeviceNode.of(f"infiniband/{name}", dev_root) for name in names]

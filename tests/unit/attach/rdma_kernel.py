@@ -42,7 +42,11 @@ class RdmaKernel:
         return device
 
     def enter(self, fd: int) -> None:
-        self.here = {HOST_FD: HOST, POD_FD: POD}[fd]
+        self.here = self.place(fd)
+
+    def place(self, fd: int) -> str:
+        """Which namespace it is the descriptor of."""
+        return {HOST_FD: HOST, POD_FD: POD}[fd]
 
     def move_netdev(self, name: str, namespace: str) -> None:
         """What moving a netdev does to RDMA devices over it."""
@@ -139,7 +143,7 @@ class Socket:
             if device.namespace != self.kernel.here:
                 raise OSError(errno.ENODEV, "")
             (fd,) = struct.unpack("=I", asked[68])
-            device.namespace = {HOST_FD: HOST, POD_FD: POD}[fd]
+            device.namespace = self.kernel.place(fd)
             self.kernel.changes.append(f"{device.name} to {device.namespace}")
         return []
 

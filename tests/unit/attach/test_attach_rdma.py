@@ -245,7 +245,9 @@ def test_an_ipoib_interface_that_would_end_with_the_move_is_refused_before_anyth
     if not exclusive:
         steps[0].apply(SIDES)
         return
-    with pytest.raises(AttachError, match=r"netdev ib0 of 0000:0c:00\.1 is an IPoIB interface, which would end"):
+    with pytest.raises(
+        AttachError, match=r"netdev ib0 of 0000:0c:00\.1 is an IPoIB interface, which would end"
+    ):
         apply_all(steps, SIDES)
     assert kernel.changes == []
 

@@ -4,7 +4,7 @@ free (disable_device() and enable_device() in drivers/infiniband/core/device.c).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,9 +71,10 @@ def numbers(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nu
 
 
 def restart(world: World, numbers: Numbers) -> None:
-    now: Callable[[str], tuple[str, ...]] = lambda device: char_devices(  # noqa: E731
-        numbers.sysfs, device, VFS[int(device[-1])]
-    ) if device[-1].isdigit() else ()
+    def now(device: str) -> tuple[str, ...]:
+        number = device.removeprefix("mlx5_")
+        return char_devices(numbers.sysfs, device, VFS[int(number)] if number.isdigit() else None)
+
     world.state = state(world.root, world.api, node=view(char_devices=now))
     plugin = world.root / "plugins" / DRIVER
     files = RuntimeFiles(DRIVER, plugin, world.root / "cdi", plugin / "gate")
@@ -151,7 +152,9 @@ def test_a_device_without_its_character_devices_keeps_the_gate_closed_and_comes_
     assert world.gates == [f"{uid(1)}.sandbox-1"]
 
 
-def test_a_share_of_a_port_has_no_more_of_it_than_when_it_was_prepared(world: World, numbers: Numbers) -> None:
+def test_a_share_of_a_port_has_no_more_of_it_than_when_it_was_prepared(
+    world: World, numbers: Numbers
+) -> None:
     """With umad one pod could change the port that all others use."""
     world.prepared(1, share(1), configs=[config(kind="RdmaSharedConfig")])
     assert nodes(world) == ["uverbs9", "rdma_cm"]

@@ -134,8 +134,14 @@ def test_in_exclusive_mode_the_pod_has_the_rdma_device_and_no_interface(configs:
 
 def test_in_exclusive_mode_settings_of_the_interface_are_refused_with_a_way_out() -> None:
     said = refusal(config(mtu=2044, ipoib={"mode": "connected"}), where=EXCLUSIVE)
-    assert "ResourceClaim team/claim-1: request main: ipoib, mtu: the node's RDMA devices are in exclusive" in said
-    assert f"the IPoIB interface of {VFS[0]} ends when its RDMA device moves into the pod. Leave them out" in said
+    assert (
+        "ResourceClaim team/claim-1: request main: ipoib, mtu: the node's RDMA devices are in exclusive"
+        in said
+    )
+    assert (
+        f"the IPoIB interface of {VFS[0]} ends when its RDMA device moves into the pod. Leave them out"
+        in said
+    )
     assert "rdma system set netns shared" in said
 
 

@@ -69,7 +69,9 @@ def test_netdev_that_came_home_under_a_wrong_name_is_tried_again(world: World) -
 
 
 @pytest.mark.parametrize("netns", [None, "/run/netns/1"])
-def test_stray_that_a_pod_uses_again_is_left_to_it_until_the_pod_ends(world: World, netns: str | None) -> None:
+def test_stray_that_a_pod_uses_again_is_left_to_it_until_the_pod_ends(
+    world: World, netns: str | None
+) -> None:
     """Its link would go down and its MTU back under the pod, every second."""
     world.ledger.put_stray(world.kernel.snapshot("vf0", VFS[0]))
     world.ledger.put_stray(world.kernel.snapshot("vf1", VFS[1]))
