@@ -66,13 +66,14 @@ def test_a_snapshot_says_what_the_host_sees(make_vf: Callable[[int], str]) -> No
     run("ip", "address", "add", "10.9.8.7/24", "dev", name)
     run("ip", "address", "add", "2001:db8::7/64", "dev", name)
     seen = snapshot(name, address(1))
-    assert replace(seen, ethtool=NO_ETHTOOL, link=None) == NetdevSnapshot(
+    assert replace(seen, ethtool=NO_ETHTOOL, link=None, sysctls={}) == NetdevSnapshot(
         pci_address=address(1), name="rmvf1", mac="02:00:00:00:01:01", mtu=4000, up=False, parent=None,
         addresses=("10.9.8.7/24", "2001:db8::7/64"), programs=(),
     )  # fmt: skip
     assert seen.link is not None
     assert (seen.link.flags["multicast"], seen.link.flags["promisc"]) == (True, False)
     assert (seen.link.numbers["txqueuelen"], seen.link.alias) == (1000, "")
+    assert (seen.sysctls["ipv4/arp_ignore"], seen.sysctls["ipv6/disable_ipv6"]) == ("0", "0")
     assert seen.ethtool.features["rx-gro"] in (True, False)
     assert seen.ethtool.channels == {"rx": 1, "tx": 1}
 

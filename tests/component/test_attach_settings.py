@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from component.netdev_lab import Pod, host_links, pods, run, veths
-from railmate.attach import addressing, links
+from railmate.attach import addressing, links, sysctl
 from railmate.attach.errors import AttachError, UnfitError
 from railmate.attach.model import MoveRequest, NetdevSnapshot, ReturnRequest, ReturnState
 from railmate.attach.netdev import attach_all, move_back, return_all, snapshot
 from railmate.attach.settings import EthtoolSettings, Neighbour, NetdevSettings, Route, RoutingRule
 from railmate.netlink import Netlink
+from railmate_api import fields
+from railmate_api import vf as vf_config
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
 
@@ -260,6 +262,26 @@ def test_addresses_that_the_host_gave_it_are_there_again_afterwards(make_vf: Mak
     take(vf, pod, NetdevSettings())
     assert fresh(vf) == vf
     assert vf.addresses == ("10.66.0.1/24", "2001:db8:66::1/64")
+
+
+def test_sysctls_that_the_host_gave_it_are_there_again_afterwards(make_vf: MakeVf, pod: Pod) -> None:
+    """As on nodes with several rails in one network, where each answers ARP for its own address only."""
+    name = make_vf(1)
+    for path, value in (("ipv4", "arp_ignore=2"), ("ipv4", "rp_filter=2"), ("ipv6", "accept_ra=0")):
+        setting, _, value = value.partition("=")
+        Path(f"/proc/sys/net/{path}/conf/{name}/{setting}").write_text(value)
+    vf = snapshot(name, ADDRESS)
+    give(vf, pod, sysctls={"ipv4/arp_ignore": "1"})
+    assert pod.sysctl("ipv4/conf/net1/arp_ignore") == "1"
+    take(vf, pod, NetdevSettings())
+    assert fresh(vf) == vf
+    assert Path(f"/proc/sys/net/ipv4/conf/{name}/arp_ignore").read_text().strip() == "2"
+
+
+def test_all_that_a_claim_can_set_below_proc_sys_net_is_kept_of_the_host() -> None:
+    assert {vf_config.kernel_name(one) for one in fields.settings(vf_config.Sysctls).values()} == set(
+        sysctl.KEPT
+    )
 
 
 def test_what_the_pod_changed_is_put_right(vf: NetdevSnapshot, pod: Pod) -> None:

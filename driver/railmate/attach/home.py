@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 
-from railmate.attach import addressing, ethtool, ipoib, links, linkstate, programs, rdmasoft, vf
+from railmate.attach import addressing, ethtool, ipoib, links, linkstate, programs, rdmasoft, sysctl, vf
 from railmate.attach.errors import AttachError
 from railmate.attach.ethtool import Ethtool
 from railmate.attach.links import Link, attempt, error_of
@@ -141,6 +141,7 @@ def restore(
             # after the netdev: where the pod has set a MAC the physical function follows the VF by itself
             *restore_vf(snapshot, sides),
             *_ethtool_right(snapshot, found, sides),
+            *_sysctls_right(snapshot, found, sides),  # some of them say which addresses it can have
             *_addresses_right(snapshot, found, sides),
             *linkstate.restore(sides.host, found.index, snapshot.link),
         ]
@@ -270,6 +271,15 @@ def _ethtool_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[s
     if wrong and not problems:
         problems.append(f"netdev {snapshot.name} does not take {ethtool.words(wrong)}")
     return problems
+
+
+def _sysctls_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
+    """By the name that it has by now."""
+    now = links.get_index(sides.host, link.index) if snapshot.sysctls else None
+    if now is None:
+        return []
+    with sides.on_host():
+        return sysctl.restore(now.name, snapshot.sysctls)
 
 
 def _addresses_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -38,7 +39,8 @@ class NetdevSnapshot:
     kernel makes itself. ``vf`` is what the physical function kept of it, None where there is none to ask.
     ``soft_rdma`` are RDMA devices that software makes over it: they end when it moves, and are made anew.
     ``ipoib`` is its kind, where it is an IPoIB interface. ``link`` is what rtnetlink keeps of it besides, ``programs``
-    are the ids of BPF programs on it; None: an earlier railmate did not look.
+    are the ids of BPF programs on it; None: an earlier railmate did not look. ``sysctls`` are what it has of its own
+    below /proc/sys/net, by the names of `railmate.attach.sysctl`.
     """
 
     pci_address: str
@@ -55,6 +57,7 @@ class NetdevSnapshot:
     ipoib: IpoibSettings | None = None
     link: LinkState | None = None
     programs: tuple[int, ...] | None = None
+    sysctls: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

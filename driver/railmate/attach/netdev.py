@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from railmate.attach import addressing, ethtool, ipoib, links, linkstate, macvlan, programs, vf
+from railmate.attach import addressing, ethtool, ipoib, links, linkstate, macvlan, programs, sysctl, vf
 from railmate.attach.errors import AttachError, NamespaceGoneError, UnfitError
 from railmate.attach.ethtool import Ethtool
 from railmate.attach.home import bring_home
@@ -102,6 +102,7 @@ def _snapshot(
             ipoib=ipoib.read(sides.host, link.index) if ipoib.is_ipoib(link) else None,
             link=linkstate.read(sides.host, link.index),
             programs=programs.attached(sides.host, link.index),
+            sysctls=sysctl.read(link.name),
         )
 
 
