@@ -97,7 +97,7 @@ class Attachments:
     def _note(self, entry: Entry, sandbox: Sandbox) -> Entry | None:
         """The entry with its attachment as it is about to be; None when it is complete already."""
         if entry.attached_to(sandbox.id):
-            self._ledger.open_gate(entry.claim.uid, sandbox.id, host_network=sandbox.netns is None)
+            self._open_gate(entry, sandbox)
             return None
         if leases.wanted(entry):
             raise RailmateError(
@@ -142,11 +142,16 @@ class Attachments:
         mine = tuple(netdevs[nic.key] for nic in entry.nics if nic.key in netdevs)
         entry = entry.with_attachment(replace(entry.attachment, netdevs=mine, complete=True))
         self._ledger.put(entry, durable=False)
-        self._ledger.open_gate(entry.claim.uid, sandbox.id, host_network=sandbox.netns is None)
+        self._open_gate(entry, sandbox)
         self._on_attached(entry)
         moved = ", ".join(f"{netdev.pci_address} as {netdev.name}" for netdev in mine) or "nothing to move"
         log.info(
             "%s: attached to %s: %s", entry.claim, sandbox.pod, moved if sandbox.netns else "host network"
+        )
+
+    def _open_gate(self, entry: Entry, sandbox: Sandbox) -> None:
+        self._ledger.open_gate(
+            entry.claim.uid, sandbox.id, host_network=sandbox.netns is None, nodes=entry.nodes_word
         )
 
     def detach_all(self, sandbox_id: str, why: str) -> None:

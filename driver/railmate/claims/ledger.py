@@ -205,10 +205,11 @@ class Ledger:
                 found.setdefault(uid, set()).add(sandbox)
         return found
 
-    def open_gate(self, uid: str, sandbox: str, *, host_network: bool = False) -> None:
+    def open_gate(self, uid: str, sandbox: str, *, host_network: bool = False, nodes: str = "") -> None:
         """Let containers of this sandbox start: the claim's devices are in it, or stay on the node because the pod
-        is on the host network; the gate then looks whether it really is."""
-        content = b"host" if host_network else b""
+        is on the host network; the gate then looks whether it really is. ``nodes`` is `Entry.nodes_word`: a container
+        that was made with a CDI spec of other device nodes does not start."""
+        content = (("host" if host_network else "") + (f"\n{nodes}" if nodes else "")).encode()
         files.write_bytes(self._attached / f"{uid}.{sandbox}", content, durable=False)
 
     def close_gate(self, uid: str, sandbox: str = "*") -> None:

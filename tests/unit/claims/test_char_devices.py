@@ -89,12 +89,23 @@ def nodes(world: World, number: int = 1) -> list[str]:
     return [path.rpartition("/")[2] for path in found if "/infiniband/" in path]
 
 
+def hook_word(world: World) -> str:
+    (device,) = world.spec(1)["devices"]
+    return str(device["containerEdits"]["hooks"][0]["args"][4])
+
+
+def marker_word(world: World) -> str:
+    (marker,) = world.ledger.attached_dir.glob(f"{uid(1)}.*")
+    return marker.read_text().partition("\n")[2]
+
+
 def test_a_move_that_changes_the_numbers_changes_the_spec_before_the_gate_opens(
     world: World, numbers: Numbers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers.free(VFS[0])  # bound to vfio-pci for another claim
     world.prepared(1, "vf-1")
     assert nodes(world) == ["uverbs1", "umad1", "rdma_cm"]
+    before = hook_word(world)
     when_it_opened: list[list[str]] = []
     real = Ledger.open_gate
 
@@ -105,6 +116,7 @@ def test_a_move_that_changes_the_numbers_changes_the_spec_before_the_gate_opens(
     monkeypatch.setattr(Ledger, "open_gate", open_gate)
     world.state.attach(sandbox())
     assert when_it_opened == [["rdma_cm", "uverbs0", "umad0"]]
+    assert hook_word(world) == marker_word(world) != before, "a container of the spec before does not start"
     numbers.take(VFS[0])
     assert numbers.has[VFS[0]] == 1, "and what the claim was prepared with is another's"
     world.restart()

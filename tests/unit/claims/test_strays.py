@@ -159,3 +159,17 @@ def test_no_file_among_the_markers_stops_a_round(world: World, name: str) -> Non
     world.reconciler.run()
     assert world.ledger.get(uid(1)) is not None
     assert world.spec().exists()
+
+
+def test_the_marker_and_spec_of_an_earlier_railmate_agree_after_the_start(world: World) -> None:
+    """Else the pod's containers could not be started again: see the gate's second line."""
+    world.attached()
+    (marker,) = (world.plugin / "attached").iterdir()
+    word = marker.read_text()
+    assert word.startswith("\n")
+    marker.write_text("")
+    world.spec().write_text(world.spec().read_text().replace(word.strip(), "x"))
+    world.start()
+    world.reconciler.run()
+    assert marker.read_text() == word
+    assert word.strip() in world.spec().read_text()
