@@ -114,10 +114,9 @@ class Reconciler:
                 self._repaired("missing gate marker")
         if not self._files.complete(entry):
             log.warning("%s: its CDI spec or metadata was gone or altered; written again", entry.claim)
+            # first: a marker of an earlier railmate does not name the nodes
             for sandbox in wanted & open_for:
-                self._open_gate(
-                    entry, sandbox
-                )  # first: a marker of an earlier railmate does not name the nodes
+                self._open_gate(entry, sandbox)
             self._files.write(entry)
             self._repaired("CDI spec")
 
