@@ -173,7 +173,10 @@ class RdmaVfConfig(NetdevConfig):
         unset="the port's default partition, on the NIC's own interface",
     )
     ipoib: vf.Ipoib | None = setting(
-        "ipoib", Group(vf.Ipoib), "InfiniBand: the kind of the IPoIB interface.", unset="as it is"
+        "ipoib",
+        Group(vf.Ipoib),
+        "InfiniBand: the kind of the IPoIB interface. In exclusive RDMA mode (rdma-system(8)) a pod has none.",
+        unset="as it is",
     )
     env_hints: bool | None = setting(
         "envHints",

@@ -2,7 +2,7 @@
  * railmate's attach gate: an OCI createRuntime hook that lets a container start only when its own pod sandbox
  * holds the claim's network devices.
  *
- *     gate ATTACHED-DIR CLAIM-UID [DRIVER-NAME]  < state of the container, as JSON (OCI runtime specification)
+ *     gate ATTACHED-DIR CLAIM-UID [DRIVER-NAME [NODES]]  < state of the container, as JSON (OCI runtime specification)
  *
  * The driver writes ATTACHED-DIR/CLAIM-UID.SANDBOX-ID when it has attached the devices of the claim to that
  * sandbox, and only then. Exit code 0: the file is there. 1: it is not, or that cannot be told; the runtime
@@ -11,6 +11,11 @@
  * A file that says "host" is for a pod on the host network, whose devices stay on the node. The driver knows such
  * a pod only by what the runtime does not tell (its network namespace), and runtimes leave that out for other
  * reasons too. So here it is looked at: the container must be in the network namespace that this hook runs in.
+ *
+ * An RDMA device may get other device nodes when it moves into the pod, and those that it had may be another pod's then. A
+ * runtime that has read the claim's CDI spec before the move, or has it in its cache, would give the container those. So
+ * the spec says for which device nodes it was written (NODES, a word), and so does the second line of the file: where they
+ * differ the container is refused, and the runtime reads the new spec for the next one.
  *
  * A container that may start gets its RLIMIT_MEMLOCK raised, because RDMA pins the memory it registers and a container
  * that does not run as root has no other way to more. Here it works without the driver, and whether it works is seen
@@ -216,18 +221,28 @@ static int is_id(const char *text, int dashes)
 				   : "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == length;
 }
 
-/* Whether the marker says that the pod is on the host network; -1 if that cannot be told. */
-static int says_host(const char *marker)
+/*
+ * Whether the marker says that the pod is on the host network; -1 if that cannot be told. nodes (MAX_ID + 2 bytes) gets
+ * its second line, "" where it has none.
+ */
+static int says_host(const char *marker, char *nodes)
 {
-	char text[4];
+	char text[MAX_ID + 8], *line;
 	int file = open(marker, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 	ssize_t got;
 
 	if (file < 0)
 		return -1;
-	got = read(file, text, sizeof text);
+	got = read(file, text, sizeof text - 1);
 	close(file);
-	return got < 0 ? -1 : got == sizeof text && memcmp(text, "host", sizeof text) == 0;
+	if (got < 0)
+		return -1;
+	text[got] = 0;
+	line = strchr(text, '\n');
+	nodes[0] = 0;
+	if (line && strlen(line + 1) <= MAX_ID)
+		strcpy(nodes, line + 1);
+	return strncmp(text, "host", 4) == 0;
 }
 
 /* Whether the container is in the network namespace of this process. */
@@ -285,18 +300,18 @@ static void deny_rdma(const char *directory)
 
 int main(int argc, char **argv)
 {
-	char path[PATH_MAX];
+	char path[PATH_MAX], nodes[MAX_ID + 2] = "";
 	struct scanner s = {state, state};
 	struct stat marker;
 	size_t length = 0;
 	ssize_t got;
 
-	if (argc < 3 || argc > 4) {
-		fprintf(stderr, "usage: %s ATTACHED-DIR CLAIM-UID [DRIVER-NAME]  (an OCI createRuntime hook)\n",
+	if (argc < 3 || argc > 5) {
+		fprintf(stderr, "usage: %s ATTACHED-DIR CLAIM-UID [DRIVER-NAME [NODES]]  (an OCI createRuntime hook)\n",
 			argc ? argv[0] : "gate");
 		return 2;
 	}
-	if (argc == 4)
+	if (argc > 3)
 		driver = argv[3];
 	if ((size_t)snprintf(denied_key, sizeof denied_key, "%s/rdma-denied", driver) >= sizeof denied_key)
 		denied_key[0] = 0;
@@ -329,7 +344,7 @@ int main(int argc, char **argv)
 	if (got < 0 || (size_t)got >= sizeof path)
 		return refuse("the path of the directory of attached claims is too long");
 	if (lstat(path, &marker) == 0) {
-		int host = S_ISREG(marker.st_mode) ? says_host(path) : -1;
+		int host = S_ISREG(marker.st_mode) ? says_host(path, nodes) : -1;
 
 		if (host < 0)
 			return refuse("whether claim %s is attached to this pod cannot be told: %s is no readable regular "
@@ -339,6 +354,10 @@ int main(int argc, char **argv)
 				      "named no network namespace for the pod, and the pod is not on the host network. "
 				      "Delete the pod; if it comes again, see the container runtime's log on this node.",
 				      argv[2]);
+		if (argc > 4 && strcmp(argv[4], nodes) != 0)
+			return refuse("the device nodes of claim %s have changed since the container runtime read which they "
+				      "are: an RDMA device gets other ones when it moves into the pod. The container gets "
+				      "the new ones when it is created again, which happens by itself.", argv[2]);
 		raise_memlock(argv[1]);
 		deny_rdma(argv[1]);
 		return 0;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import statistics
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from component.netdev_lab import MakeVf, Pod, host_links, run
+from railmate.attach import links
 from railmate.attach.errors import AttachError, NamespaceGoneError
 from railmate.attach.netdev import (
     AttachedNetdev,
@@ -27,6 +29,7 @@ from railmate.attach.netdev import (
     snapshot,
 )
 from railmate.attach.settings import NO_ETHTOOL
+from railmate.netlink import Netlink
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
 
@@ -46,13 +49,14 @@ def test_a_snapshot_says_what_the_host_sees(make_vf: MakeVf) -> None:
     run("ip", "address", "add", "10.9.8.7/24", "dev", name)
     run("ip", "address", "add", "2001:db8::7/64", "dev", name)
     seen = snapshot(name, address(1))
-    assert replace(seen, ethtool=NO_ETHTOOL, link=None) == NetdevSnapshot(
+    assert replace(seen, ethtool=NO_ETHTOOL, link=None, sysctls={}) == NetdevSnapshot(
         pci_address=address(1), name=name, mac=mac, mtu=4000, up=False, parent=None,
         addresses=("10.9.8.7/24", "2001:db8::7/64"), programs=(), queues={},
     )  # fmt: skip
     assert seen.link is not None
     assert (seen.link.flags["multicast"], seen.link.flags["promisc"]) == (True, False)
     assert (seen.link.numbers["txqueuelen"], seen.link.alias) == (1000, "")
+    assert (seen.sysctls["ipv4/arp_ignore"], seen.sysctls["ipv6/disable_ipv6"]) == ("0", "0")
     assert seen.ethtool.features["rx-gro"] in (True, False)
     assert seen.ethtool.channels == {"rx": 1, "tx": 1}
 
@@ -257,6 +261,25 @@ def test_one_failure_does_not_keep_the_others_from_coming_home(pod: Pod, make_vf
     run("ip", "-netns", pod.name, "link", "delete", "net1")
     results = return_all([ReturnRequest(vf, at) for vf, at in zip(vfs, attached, strict=True)], pod.path)
     assert [result.state for result in results] == [ReturnState.LOST, ReturnState.RETURNED]
+    assert_home(vfs[1])
+
+
+def test_one_that_the_kernel_does_not_tell_of_does_not_keep_the_others_from_coming_home(
+    pod: Pod, make_vf: MakeVf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vfs = [snapshot(make_vf(n), address(n)) for n in (1, 2)]
+    attached = attach_all([MoveRequest(vf, f"net{i + 1}") for i, vf in enumerate(vfs)], pod.path)
+    real = links.get
+
+    def get(netlink: Netlink, name: str) -> links.Link | None:
+        if name == "net1":
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        return real(netlink, name)
+
+    monkeypatch.setattr(links, "get", get)
+    results = return_all([ReturnRequest(vf, at) for vf, at in zip(vfs, attached, strict=True)], pod.path)
+    assert [result.state for result in results] == [ReturnState.FAILED, ReturnState.RETURNED]
+    assert results[0].problems == (f"{vfs[0]} cannot be looked for: No buffer space available",)
     assert_home(vfs[1])
 
 

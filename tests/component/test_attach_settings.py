@@ -13,10 +13,14 @@ from typing import Any
 import pytest
 
 from component.netdev_lab import MakeVf, Pod, host_links, run
+from railmate.attach import addressing, links, sysctl
 from railmate.attach.errors import AttachError, UnfitError
 from railmate.attach.model import MoveRequest, NetdevSnapshot, ReturnRequest, ReturnState
 from railmate.attach.netdev import attach_all, move_back, return_all, snapshot
 from railmate.attach.settings import EthtoolSettings, Neighbour, NetdevSettings, Route, RoutingRule
+from railmate.netlink import Netlink
+from railmate_api import fields
+from railmate_api import vf as vf_config
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
 
@@ -241,6 +245,26 @@ def test_addresses_that_the_host_gave_it_are_there_again_afterwards(make_vf: Mak
     assert vf.addresses == ("10.66.0.1/24", "2001:db8:66::1/64")
 
 
+def test_sysctls_that_the_host_gave_it_are_there_again_afterwards(make_vf: MakeVf, pod: Pod) -> None:
+    """As on nodes with several rails in one network, where each answers ARP for its own address only."""
+    name = make_vf(1)
+    for path, value in (("ipv4", "arp_ignore=2"), ("ipv4", "rp_filter=2"), ("ipv6", "accept_ra=0")):
+        setting, _, value = value.partition("=")
+        Path(f"/proc/sys/net/{path}/conf/{name}/{setting}").write_text(value)
+    vf = snapshot(name, ADDRESS)
+    give(vf, pod, sysctls={"ipv4/arp_ignore": "1"})
+    assert pod.sysctl("ipv4/conf/net1/arp_ignore") == "1"
+    take(vf, pod, NetdevSettings())
+    assert fresh(vf) == vf
+    assert Path(f"/proc/sys/net/ipv4/conf/{name}/arp_ignore").read_text().strip() == "2"
+
+
+def test_all_that_a_claim_can_set_below_proc_sys_net_is_kept_of_the_host() -> None:
+    assert {vf_config.kernel_name(one) for one in fields.settings(vf_config.Sysctls).values()} == set(
+        sysctl.KEPT
+    )
+
+
 def test_what_the_pod_changed_is_put_right(vf: NetdevSnapshot, pod: Pod) -> None:
     attach_all([MoveRequest(vf, "net1", FULL)], pod.path)
     pod.ip("link", "set", "net1", "down")
@@ -253,6 +277,54 @@ def test_what_the_pod_changed_is_put_right(vf: NetdevSnapshot, pod: Pod) -> None
     pod.ip("link", "set", "mine0", "down")
     pod.ip("link", "set", "mine0", "address", FULL.mac or "")
     take(vf, pod, FULL)
+    assert fresh(vf) == vf
+
+
+class Deaf:
+    """The real kernel, but for one thing that it says it has done and has not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+
+    def to(self, what: str) -> None:
+        real = links.change
+        if what == "address":
+            self._patch.setattr(addressing, "add_address", lambda *_: None)
+            return
+
+        def change(netlink: Netlink, index: int, **more: Any) -> None:
+            real(netlink, index, **{key: value for key, value in more.items() if key != what})
+
+        self._patch.setattr(links, "change", change)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("name", "its name is rsnet1, not rsvf1"),
+        ("mac", "its MAC is 02:00:00:00:77:77, not 02:00:00:00:01:01"),
+        ("mtu", "its MTU is 1400, not 4000"),
+        ("up", "its state is down, not up"),
+        ("address", "its address 10.66.0.1/24 is missing"),
+    ],
+)
+def test_what_is_not_as_it_was_although_the_kernel_said_so_is_told(
+    make_vf: MakeVf, monkeypatch: pytest.MonkeyPatch, what: str, said: str
+) -> None:
+    name = make_vf(1)
+    run("ip", "link", "set", name, "up")
+    run("ip", "address", "add", "10.66.0.1/24", "dev", name)
+    vf = snapshot(name, ADDRESS)
+    run("ip", "link", "set", name, "down")
+    run("ip", "link", "set", name, "name", "rsnet1", "address", "02:00:00:00:77:77", "mtu", "1400")
+    run("ip", "address", "flush", "dev", "rsnet1")
+    back = ReturnRequest(vf, None, NetdevSettings(mac="02:00:00:00:77:77"))
+    with monkeypatch.context() as patch:
+        Deaf(patch).to(what)
+        (result,) = return_all([back], None)
+    assert (result.state, result.problems) == (ReturnState.ALREADY_HOME, (said,))
+    (result,) = return_all([back], None)
+    assert result.problems == ()
     assert fresh(vf) == vf
 
 

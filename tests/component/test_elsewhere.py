@@ -15,7 +15,7 @@ from railmate.attach.elsewhere import Elsewhere
 from railmate.attach.model import NetdevSnapshot, ReturnRequest, ReturnState
 from railmate.claims.attachments import Attachments
 from railmate.claims.ledger import Ledger
-from railmate.claims.records import ClaimRef, Entry, PreparedDevice, PreparedNic
+from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedDevice, PreparedNic
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
 
@@ -109,3 +109,29 @@ def test_a_netdev_that_a_claim_has_again_stays_in_its_pod(
     ledger.put(Entry(ClaimRef("1-2-3", "team", "c"), ("pod",), (device,), "boot"))
     assert moves.fetch_from_elsewhere() == (0, 0)
     assert "mine" in pod.links()
+
+
+def test_a_stray_that_a_pod_on_the_host_network_has_again_stays_as_that_has_set_it_up(
+    vf: NetdevSnapshot, moves: Attachments, tmp_path: Path
+) -> None:
+    """It is home but cannot be put right, its name is taken: the next pod on it must not lose its link every second."""
+    run("ip", "link", "set", vf.name, "name", "elhome")
+    run("ip", "link", "add", vf.name, "type", "bridge")
+    try:
+        ledger = Ledger(tmp_path)
+        ledger.put_stray(vf)
+        assert moves.fetch_strays() == 0
+        (called,) = [name for name, link in host_links().items() if link["address"] == vf.mac]
+        device = PreparedDevice("main", "node1", "vf", nics=(PreparedNic(ADDRESS, "net1", vf),))
+        at = Attachment("s", "pod", "team/p", None, True)
+        ledger.put(Entry(ClaimRef("1-2-3", "team", "c"), ("pod",), (device,), "boot", None, at))
+        run("ip", "link", "set", called, "mtu", "3000", "up")
+        moves.fetch_strays()
+        link = host_links()[called]
+        assert (link["mtu"], "UP" in link["flags"]) == (3000, True)
+        ledger.drop("1-2-3")
+        run("ip", "link", "delete", vf.name)
+        assert moves.fetch_strays() == 1
+        assert is_home(vf)
+    finally:
+        subprocess.run(["ip", "link", "delete", vf.name], capture_output=True, check=False)

@@ -136,6 +136,28 @@ def test_another_claim_of_the_same_sandbox_does_not_open_the_gate(gate: Gate, at
     assert gate(state()).returncode == 1
 
 
+@pytest.mark.parametrize(
+    ("marker", "starts"),
+    [("\nabc", True), ("\nabd", False), ("\nabcd", False), ("", False), ("\n" + "a" * 500, False)],
+)
+def test_a_container_that_was_made_with_other_device_nodes_is_refused(
+    gate: Gate, attached: Path, marker: str, starts: bool
+) -> None:
+    """The runtime has read the claim's CDI spec before its RDMA device moved."""
+    (attached / f"{CLAIM}.{SANDBOX}").write_text(marker)
+    done = gate(state(), CLAIM, "railmate.dev", "abc")
+    assert done.returncode == (0 if starts else 1), done.stderr
+    assert ("the device nodes of claim" in done.stderr) is not starts
+    assert gate(state(), CLAIM, "railmate.dev").returncode == 0, "an earlier spec does not ask"
+
+
+def test_a_pod_on_the_host_network_is_known_beside_its_device_nodes(gate: Gate, attached: Path) -> None:
+    (attached / f"{CLAIM}.{SANDBOX}").write_text("host\nabc")
+    assert gate(state(process=os.getpid()), CLAIM, "railmate.dev", "abc").returncode == 0
+    assert gate(state(process=os.getpid()), CLAIM, "railmate.dev", "abd").returncode == 1
+    assert "is not on the host network" in gate(state(), CLAIM, "railmate.dev", "abc").stderr
+
+
 def test_a_missing_directory_keeps_the_gate_closed(gate: Gate, tmp_path: Path) -> None:
     done = gate(state(), directory=tmp_path / "never-made")
     assert done.returncode == 1

@@ -148,28 +148,23 @@ def test_a_pod_that_got_another_sandbox_meanwhile_is_not_described_by_the_old_on
     assert now.seen is None
 
 
-def test_a_soft_device_that_was_made_anew_has_its_new_character_devices_in_the_spec(
-    pod: Path, node: tuple[Ledger, RuntimeFiles, Observations], tmp_path: Path
+@pytest.mark.parametrize("soft", ["rxe", None])
+def test_a_device_that_came_anew_has_its_new_character_devices_in_the_spec(
+    pod: Path, node: tuple[Ledger, RuntimeFiles, Observations], tmp_path: Path, soft: str | None
 ) -> None:
-    ledger, files, observations = node
-    entry = attached(pod, soft="rxe")
-    ledger.put(entry)
+    """A soft one was made anew, one of a PCI function has new numbers after its move."""
+    _, files, observations = node
+    entry = attached(pod, soft=soft)
     files.write(entry)
-    place = tmp_path / "sys/class/infiniband_verbs/uverbs7"
+    where = "class" if soft else f"bus/pci/devices/{ADDRESS}"
+    place = tmp_path / "sys" / where / "infiniband_verbs/uverbs7"
     place.mkdir(parents=True)
     (place / "ibdev").write_text("rxe0\n")
-    observations.refresh_soft(entry)
+    now = observations.refreshed(entry)
     (path,) = (tmp_path / "cdi").glob("*.json")
     (device,) = json.loads(path.read_text())["devices"]
     assert [one["path"] for one in device["containerEdits"]["deviceNodes"]] == [
         "/dev/nvidia0", "/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs7",
     ]  # fmt: skip
-
-
-def test_the_character_devices_of_hardware_stay(
-    pod: Path, node: tuple[Ledger, RuntimeFiles, Observations]
-) -> None:
-    ledger, _, observations = node
-    ledger.put(attached(pod))
-    observations.refresh_soft(attached(pod))
-    assert ledger.get(uid(1)) == attached(pod)
+    assert [one.path for one in now.devices[0].nodes][-1] == "/dev/infiniband/uverbs7"
+    assert observations.refreshed(now) == now

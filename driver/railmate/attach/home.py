@@ -7,7 +7,18 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 
-from railmate.attach import addressing, ethtool, ipoib, links, linkstate, programs, queues, rdmasoft, vf
+from railmate.attach import (
+    addressing,
+    ethtool,
+    ipoib,
+    links,
+    linkstate,
+    programs,
+    queues,
+    rdmasoft,
+    sysctl,
+    vf,
+)
 from railmate.attach.errors import AttachError
 from railmate.attach.ethtool import Ethtool
 from railmate.attach.links import Link, attempt, error_of
@@ -28,7 +39,17 @@ def find_on_host(snapshot: NetdevSnapshot, sides: Sides) -> Link | None:
 
 
 def bring_home(request: ReturnRequest, sides: Sides) -> NetdevReturn:
-    """From the pod, or where it is not there, from the host's own devices."""
+    """From the pod, or where it is not there, from the host's own devices. Never raises."""
+    try:
+        return _bring_home(request, sides)
+    except AttachError as error:
+        why = str(error)
+    except OSError as error:
+        why = f"{request.snapshot} cannot be looked for: {error_of(error)[1]}"
+    return NetdevReturn(request.snapshot.pci_address, ReturnState.FAILED, None, (why,))
+
+
+def _bring_home(request: ReturnRequest, sides: Sides) -> NetdevReturn:
     link = in_pod(request, sides)
     if link is None:
         return restore(request, sides)
@@ -131,6 +152,7 @@ def restore(
             # after the netdev: where the pod has set a MAC the physical function follows the VF by itself
             *restore_vf(snapshot, sides),
             *_ethtool_right(snapshot, found, sides),
+            *_sysctls_right(snapshot, found, sides),  # some of them say which addresses it can have
             *_addresses_right(snapshot, found, sides),
             *linkstate.restore(sides.host, found.index, snapshot.link),
         ]
@@ -139,6 +161,8 @@ def restore(
         return NetdevReturn(snapshot.pci_address, ReturnState.FAILED, None, (error_of(error)[1],))
     if link is None:
         return NetdevReturn(snapshot.pci_address, ReturnState.LOST, None)
+    if not problems:
+        problems += _still_wrong(snapshot, link)
     problems += _queues_right(snapshot, link, sides)
     problems += rdmasoft.restore(snapshot.soft_rdma, link.name, sides)
     return NetdevReturn(snapshot.pci_address, state, link.name, tuple(problems))
@@ -190,7 +214,7 @@ def _put_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
     for what, verb in changes:
         _try(what, verb, problems)
     _insist_on_mac(snapshot, link.index, sides, problems)
-    return problems + _still_wrong(snapshot, name, link.index, sides, problems)
+    return problems
 
 
 def _insist_on_mac(snapshot: NetdevSnapshot, index: int, sides: Sides, problems: list[str]) -> None:
@@ -213,15 +237,14 @@ def _insist_on_mac(snapshot: NetdevSnapshot, index: int, sides: Sides, problems:
             time.sleep(_POLL)
 
 
-def _still_wrong(snapshot: NetdevSnapshot, name: str, index: int, sides: Sides, told: list[str]) -> list[str]:
-    """What the kernel said it had set and has not; only looked for where nothing else was wrong."""
-    now = links.get_index(sides.host, index)
-    if now is None or told:
-        return []
-    wanted = {"name": name, "MAC": snapshot.mac, "MTU": snapshot.mtu}
-    found = {"name": now.name, "MAC": now.mac, "MTU": now.mtu}
+def _still_wrong(snapshot: NetdevSnapshot, now: Link) -> list[str]:
+    """What the kernel said it had set and has not, or what was changed meanwhile."""
+    wanted = (snapshot.name, snapshot.mac, snapshot.mtu, "up" if snapshot.up else "down")
+    found = (now.name, now.mac, now.mtu, "up" if now.up else "down")
     return [
-        f"its {what} is {found[what]}, not {wanted[what]}" for what in wanted if found[what] != wanted[what]
+        f"its {what} is {other}, not {one}"
+        for what, one, other in zip(("name", "MAC", "MTU", "state"), wanted, found, strict=True)
+        if one != other
     ]
 
 
@@ -272,14 +295,32 @@ def _queues_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[st
         return [f"its queues cannot be read: {error_of(error)[1]}"]
 
 
+def _sysctls_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
+    """By the name that it has by now."""
+    now = links.get_index(sides.host, link.index) if snapshot.sysctls else None
+    if now is None:
+        return []
+    with sides.on_host():
+        return sysctl.restore(now.name, snapshot.sysctls)
+
+
 def _addresses_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
     """A netdev loses its addresses with its namespace."""
+    missing = _missing_addresses(snapshot, link, sides)
     problems: list[str] = []
-    there = addressing.addresses(sides.host, link.index) if snapshot.addresses else ()
-    for address in (one for one in snapshot.addresses if one not in there):
+    for address in missing:
         verb = partial(addressing.add_address, sides.host, link.index, address)
         _try(f"address {address}", verb, problems)
+    if missing and not problems:
+        problems += [f"its address {one} is missing" for one in _missing_addresses(snapshot, link, sides)]
     return problems
+
+
+def _missing_addresses(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
+    if not snapshot.addresses:
+        return []
+    there = addressing.addresses(sides.host, link.index)
+    return [one for one in snapshot.addresses if one not in there]
 
 
 def _try(what: str, verb: Callable[[], None], problems: list[str]) -> None:

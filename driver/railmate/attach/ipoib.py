@@ -95,6 +95,9 @@ def restore(netlink: Netlink, index: int, before: IpoibSettings | None, name: st
         now = read(netlink, index)
         if now is not None and (now.mode, now.umcast) != (before.mode, before.umcast):
             write(netlink, index, before, f"netdev {name}")
+            now = read(netlink, index)
+            if now is None or (now.mode, now.umcast) != (before.mode, before.umcast):
+                return [f"its IPoIB settings are {_words(now or IpoibSettings())}, not {_words(before)}"]
     except OSError as error:
         return [f"its IPoIB settings cannot be read: {error.strerror}"]
     except AttachError as error:

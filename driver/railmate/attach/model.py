@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -40,7 +40,8 @@ class NetdevSnapshot:
     ``soft_rdma`` are RDMA devices that software makes over it: they end when it moves, and are made anew.
     ``ipoib`` is its kind, where it is an IPoIB interface. ``link`` is what rtnetlink keeps of it besides, ``programs``
     are the ids of BPF programs on it, ``queues`` what only sysfs keeps; None: an earlier railmate did not look, or
-    sysfs cannot be seen.
+    sysfs cannot be seen. ``sysctls`` are what it has of its own below /proc/sys/net, by the names of
+    `railmate.attach.sysctl`.
     """
 
     pci_address: str
@@ -58,6 +59,7 @@ class NetdevSnapshot:
     link: LinkState | None = None
     programs: tuple[int, ...] | None = None
     queues: Mapping[str, str] | None = None
+    sysctls: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Protocol
 
-from railmate.attach import addressing, ipoib, links, rdmasoft, sysctl, vf
+from railmate.attach import addressing, ipoib, links, rdmalink, rdmasoft, sysctl, vf
 from railmate.attach.errors import AttachError
 from railmate.attach.ethtool import Ethtool
 from railmate.attach.home import bring_home, find_on_host, restore_vf
@@ -16,13 +16,18 @@ from railmate.attach.namespaces import Sides
 from railmate.attach.rdma import MoveRdmaDevices
 from railmate.attach.settings import NetdevSettings
 from railmate.attach.steps import Step
+from railmate.inventory.rdmanetlink import NetnsMode
 from railmate.netlink import Netlink
 
 
 def steps_of(request: MoveRequest) -> tuple[list[Step], MoveNetdev]:
     """All steps for one netdev, in order, and the one that knows where it is afterwards."""
     move = MoveNetdev(request)
-    before: list[Step] = [SetVf(request)] if request.settings.vf is not None else []
+    before: list[Step] = []
+    if request.snapshot.ipoib is not None and any(one.soft is None for one in request.rdma_devices):
+        before.append(KeepIpoib(request))
+    if request.settings.vf is not None:
+        before.append(SetVf(request))
     if request.snapshot.soft_rdma:
         before.append(EndSoftRdma(request))
     after: list[Step] = [MakeSoftRdma(move)] if request.snapshot.soft_rdma else []
@@ -37,6 +42,26 @@ class Arrival(Protocol):
     attached: AttachedNetdev | None
     renamed: bool  # by a container: it has been in use for some time
     up: bool
+
+
+class KeepIpoib:
+    """The step that refuses an IPoIB interface where it would end with the move of its RDMA device. Claims are planned
+    for the mode that the node has; an administrator may change it before the pod comes."""
+
+    def __init__(self, request: MoveRequest) -> None:
+        self._snapshot = request.snapshot
+
+    def apply(self, sides: Sides) -> None:
+        with rdmalink.open_sides(sides) as rdma:
+            if rdma is not None and rdma.mode is NetnsMode.EXCLUSIVE:
+                raise AttachError(
+                    f"{self._snapshot} is an IPoIB interface, which would end: the node's RDMA devices are in "
+                    "exclusive mode now, and were not when the claim was prepared. Delete the pod, so that its "
+                    "claim is prepared anew"
+                )
+
+    def undo(self, sides: Sides) -> None:
+        """Nothing was changed."""
 
 
 class SetVf:

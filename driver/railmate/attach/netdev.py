@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from railmate.attach import addressing, ethtool, ipoib, links, linkstate, macvlan, programs, queues, vf
+from railmate.attach import (
+    addressing,
+    ethtool,
+    ipoib,
+    links,
+    linkstate,
+    macvlan,
+    programs,
+    queues,
+    sysctl,
+    vf,
+)
 from railmate.attach.errors import AttachError, NamespaceGoneError, UnfitError
 from railmate.attach.ethtool import Ethtool
 from railmate.attach.home import bring_home
@@ -103,6 +114,7 @@ def _snapshot(
             link=linkstate.read(sides.host, link.index),
             programs=programs.attached(sides.host, link.index),
             queues=queues.read(link.name),
+            sysctls=sysctl.read(link.name),
         )
 
 

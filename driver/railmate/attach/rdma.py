@@ -86,8 +86,7 @@ def return_rdma(devices: Sequence[RdmaDeviceRef], netns_path: Path) -> list[Rdma
 
 
 def put_right(devices: Sequence[RdmaDeviceRef]) -> list[RdmaReturn]:
-    """Give devices that are on the host their own names again; a problem tells which are not there. Known by their
-    GUIDs, where they have one: another device may have the name. Never raises."""
+    """Give devices that are on the host their own names again; a problem tells which are not there. Never raises."""
     try:
         return with_host(lambda sides: _put_right([one for one in devices if one.soft is None], sides))
     except AttachError as error:
@@ -96,20 +95,23 @@ def put_right(devices: Sequence[RdmaDeviceRef]) -> list[RdmaReturn]:
 
 def _put_right(devices: Sequence[RdmaDeviceRef], sides: Sides) -> list[RdmaReturn]:
     with rdmalink.open_sides(sides) as rdma:
-        return [RdmaReturn(one.name, _named(one, rdma) if rdma is not None else None) for one in devices]
+        if rdma is None:
+            return [RdmaReturn(one.name) for one in devices]
+        first = [_named(one, rdma) for one in devices]  # a name that a later one has is free afterwards
+        return [
+            RdmaReturn(one.name, problem and _named(one, rdma))
+            for one, problem in zip(devices, first, strict=True)
+        ]
 
 
 def _named(device: RdmaDeviceRef, rdma: RdmaSides) -> str | None:
     """Why it is not on the host under its name."""
     try:
         with attempt(f"{device} cannot be put right"):
-            links = rdma.host.links()
-            known = [one for one in links if device.node_guid and one.node_guid == device.node_guid]
-            link = known[0] if len(known) == 1 else rdmalink.find(links, device)
+            link = rdmalink.find(rdma.host.links(), device)
             if link is None:
                 return f"{device} is not on the host"
-            if link.name != device.name:
-                rdmalink.rename(link, rdma.host, device.name)
+            rdmalink.give_name(link, rdma.host, device.name)
     except AttachError as error:
         return str(error)
     return None
@@ -124,7 +126,12 @@ def take_back(devices: Sequence[RdmaDeviceRef], sides: Sides) -> list[RdmaReturn
         with rdmalink.open_sides(sides) as rdma:
             if rdma is None or rdma.mode is NetnsMode.SHARED:
                 return [RdmaReturn(device.name) for device in hard]
-            return [_take_back(device, rdma, sides) for device in hard]
+            first = [_take_back(device, rdma, sides) for device in hard]
+            # a name that a later one of them had is free now
+            return [
+                one if one.problem is None else _take_back(device, rdma, sides)
+                for one, device in zip(first, hard, strict=True)
+            ]
     except AttachError as error:
         return [RdmaReturn(device.name, str(error)) for device in hard]
 
@@ -138,8 +145,7 @@ def _take_back(device: RdmaDeviceRef, rdma: RdmaSides, sides: Sides) -> RdmaRetu
             link = rdmalink.find(rdma.host.links(), device)
             if link is None:
                 raise AttachError(f"{device} is neither in the pod nor on the host")
-            if link.name != device.name:  # a privileged container can rename it
-                rdmalink.rename(link, rdma.host, device.name)
+            rdmalink.give_name(link, rdma.host, device.name)  # a container with NET_ADMIN can rename it
     except AttachError as error:
         return RdmaReturn(device.name, str(error))
     return RdmaReturn(device.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from railmate.attach.errors import AttachError
@@ -47,13 +47,21 @@ def open_sides(sides: Sides) -> Iterator[RdmaSides | None]:
 
 
 def find(links: Iterable[RdmaLink], wanted: RdmaDeviceRef) -> RdmaLink | None:
-    """The device under its name, or under another where its node GUID tells that it is the one."""
+    """The device by its node GUID where that tells, else by its name.
+
+    Whoever has NET_ADMIN in its namespace can rename a device, and give another one its name: so a device of a PCI
+    function that has the name but another GUID is not the one. A soft one gets its GUID from its netdev's MAC, which
+    is another one in the pod, and is looked for by its name first.
+    """
     links = list(links)
     named = next((link for link in links if link.name == wanted.name), None)
-    if named is not None:
-        return named
     same = [link for link in links if wanted.node_guid and link.node_guid == wanted.node_guid]
-    return same[0] if len(same) == 1 else None
+    known = same[0] if len(same) == 1 else None
+    if wanted.soft is not None:
+        return named or known
+    if known is None and named is not None and (same or not (wanted.node_guid and named.node_guid)):
+        return named  # GUIDs tell nothing: none is known, or several devices have this one
+    return known
 
 
 def to_pod(link: RdmaLink, rdma: RdmaSides, sides: Sides) -> None:
@@ -79,6 +87,23 @@ def _move(link: RdmaLink, where: RdmaNetlink, namespace_fd: int) -> None:
 def rename(link: RdmaLink, where: RdmaNetlink, name: str) -> None:
     """Raises OSError."""
     where.request(nldev.SET, _index(link) + attribute(nldev.DEV_NAME, text(name)))
+
+
+def give_name(link: RdmaLink, where: RdmaNetlink, name: str) -> None:
+    """Give a device its own name again. One that another device has cannot be given (no two have the same, in whatever
+    namespaces they are); then it goes out of the way of others, which may be waiting for the name that it has.
+
+    Raises OSError.
+    """
+    if link.name == name:
+        return
+    try:
+        rename(link, where, name)
+    except OSError as error:
+        if error.errno == errno.EEXIST:
+            with suppress(OSError):
+                rename(link, where, f"railmate{link.index}")
+        raise
 
 
 def make_soft(wanted: RdmaDeviceRef, netdev: str, where: RdmaNetlink) -> None:

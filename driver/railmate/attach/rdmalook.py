@@ -186,20 +186,24 @@ def mount_sysfs() -> int:
     return detached.mount("sysfs")
 
 
-def char_devices(sysfs_root: Path, device: str) -> tuple[str, ...]:
+def char_devices(sysfs_root: Path, device: str, pci_address: str | None = None) -> tuple[str, ...]:
     """The names below ``/dev/infiniband`` of an RDMA device, in whatever namespace it is: these classes are not
-    split by namespace."""
+    split by namespace. With the address of its PCI function those of the function, whatever the device is called by
+    now; that takes a look at few files only, which the hook has the time for."""
+    if pci_address and (found := _char_devices(sysfs_root / "bus/pci/devices" / pci_address)):
+        return found
     # Below its PCI function are its own alone; the classes have one for each VF of the machine.
     function = sysfs_root / "class/infiniband" / device / "device"
     return _char_devices(function, device) or _char_devices(sysfs_root / "class", device)
 
 
-def _char_devices(directory: Path, device: str) -> tuple[str, ...]:
+def _char_devices(directory: Path, device: str | None = None) -> tuple[str, ...]:
+    """Of ``device``, or all."""
     found = []
     for group in ("infiniband_verbs", "infiniband_mad"):
         for ibdev in sorted((directory / group).glob("*/ibdev")):
             try:
-                if ibdev.read_text().strip() == device:
+                if ibdev.read_text().strip() == device or device is None:
                     found.append(ibdev.parent.name)
             except OSError:
                 continue  # it ends while we look

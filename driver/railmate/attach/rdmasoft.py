@@ -94,6 +94,8 @@ def take_back(devices: Sequence[RdmaDeviceRef], sides: Sides) -> None:
                 link = rdmalink.find(rdma.pod.links(), device)
                 if link is not None and rdma.pod.netdev(link.index) is not None:
                     rdmalink.delete_soft(link, rdma.pod)
+                elif rdma.mode is NetnsMode.EXCLUSIVE and (left := _left_on_host(device, rdma)) is not None:
+                    rdmalink.delete_soft(left, rdma.host)
 
 
 def restore(devices: Sequence[RdmaDeviceRef], netdev: str, sides: Sides) -> list[str]:

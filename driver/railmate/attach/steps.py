@@ -37,7 +37,7 @@ def apply_all(steps: Sequence[Step], sides: Sides) -> None:
         for step in reversed(started):
             try:
                 step.undo(sides)
-            except AttachError as problem:
+            except (AttachError, OSError) as problem:
                 log.error("undo after a failed attach: %s", problem)
                 problems.append(str(problem))
         if problems and isinstance(error, AttachError):

@@ -12,7 +12,40 @@ from railmate.attach import detached
 from railmate.attach.errors import AttachError
 
 _ROOT = "/proc/sys/net"
+#: What the host's netdevs may have of their own and find again: all that claims can set. A netdev that leaves its
+#: namespace loses them (inetdev_destroy() in net/ipv4/devinet.c, addrconf_ifdown() in net/ipv6/addrconf.c).
+KEPT = (
+    "ipv4/arp_ignore", "ipv4/arp_announce", "ipv4/arp_filter", "ipv4/arp_notify", "ipv4/rp_filter",
+    "ipv4/accept_local", "ipv6/accept_ra", "ipv6/disable_ipv6",
+)  # fmt: skip
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def read(interface: str) -> dict[str, str]:
+    """The values of `KEPT` by the names that ``write`` takes; what the kernel has not is left out."""
+    found = {}
+    for name in KEPT:
+        family, _, setting = name.partition("/")
+        with suppress(OSError):
+            found[name] = Path(f"{_ROOT}/{family}/conf/{interface}/{setting}").read_text().strip()
+    return found
+
+
+def restore(interface: str, before: Mapping[str, str]) -> list[str]:
+    """Set what differs from ``before``; a sentence for each thing that is still not so."""
+    now = read(interface) if before else {}
+    problems = []
+    for name, value in before.items():
+        if now.get(name, value) == value:
+            continue
+        try:
+            write(interface, {name: value})
+        except AttachError as error:
+            problems.append(str(error))
+            continue
+        if read(interface).get(name, value) != value:
+            problems.append(f"its net/{name} does not stay at {value}")
+    return problems
 
 
 def write(interface: str, values: Mapping[str, str]) -> None:

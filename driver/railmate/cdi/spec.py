@@ -6,7 +6,8 @@ two things. Pure: what goes in is decided by ``railmate.claims``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class Gate:
     attached_dir: Path  # on the node
     claim_uid: str
     driver: str
+    nodes: str = ""  # a word that tells the device nodes of this spec from those of another; see `nodes_word`
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,12 @@ class CdiDevice:
     def is_empty(self) -> bool:
         """Runtimes refuse a CDI device that edits nothing."""
         return not (self.nodes or self.metadata_file or self.gate or self.topology_file)
+
+
+def nodes_word(nodes: Iterable[DeviceNode]) -> str:
+    """Another word for other device nodes, "" for none. In whatever order: a container gets all of them."""
+    paths = sorted(node.host_path for node in nodes)
+    return hashlib.sha256("\n".join(paths).encode()).hexdigest()[:16] if paths else ""
 
 
 def kind(driver: str) -> str:
@@ -121,7 +129,13 @@ def _edits(device: CdiDevice) -> dict[str, Any]:
                 "hookName": "createRuntime",
                 "path": str(gate.executable),
                 # argv[0] first, as OCI hooks want it
-                "args": [gate.executable.name, str(gate.attached_dir), gate.claim_uid, gate.driver],
+                "args": [
+                    gate.executable.name,
+                    str(gate.attached_dir),
+                    gate.claim_uid,
+                    gate.driver,
+                    *([gate.nodes] if gate.nodes else []),
+                ],
                 "timeout": _HOOK_TIMEOUT,
             }
         ]

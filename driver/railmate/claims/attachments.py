@@ -1,7 +1,7 @@
 """Moves the netdevs of one claim into a sandbox and home again, and keeps the gate in step.
 
 The order is always the same: the gate opens last and closes first, and the ledger knows of a move before
-it is made. Called under the ledger's lock.
+it is made. What the runtime reads of a claim is right before the gate opens, too. Called under the ledger's lock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from railmate.attach.rdma import attach_rdma, return_rdma
 from railmate.claims import leases, presence
 from railmate.claims.ledger import Ledger
 from railmate.claims.rdmastrays import RdmaStrays
-from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedNic
+from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedNic, of_boot
 from railmate.errors import RailmateError
 
 log = logging.getLogger(__name__)
@@ -58,11 +58,15 @@ class Attachments:
         self.boot_id = boot_id
         self.repaired: Callable[[str], None] = lambda kind: None  # whoever counts repairs sets it
         self.elsewhere: Elsewhere | None = None  # where strays may be; whoever knows the node sets it
-        self.on_bus: Callable[[str], bool] = lambda address: True  # whether the PCI function is there, likewise
+        self.on_bus: Callable[[str], bool] = lambda address: (
+            True
+        )  # whether the PCI function is there, likewise
         # the claim's entry with the device nodes that it has now, also on disk; whoever knows the node sets it
         self.renewed: Callable[[Entry], Entry] = lambda entry: entry
         # tells the claim's user: claim, reason, sentence
         self.tell: Callable[[ClaimRef, str, str], None] = lambda claim, reason, message: None
+        #: An entry whose devices have just been moved, as it is now; see `Observations.refreshed`. Set likewise.
+        self.refreshed: Callable[[Entry], Entry] = lambda entry: entry
         self._rdma_strays = RdmaStrays(ledger)
 
     def attach(self, entries: Sequence[Entry], sandbox: Sandbox) -> None:
@@ -81,6 +85,8 @@ class Attachments:
             raise
         try:
             netdevs = self._move_in(noted, sandbox)
+            # also on the host network: between two pods of a claim its devices have been somewhere else
+            noted = [self.refreshed(entry) for entry in noted]
         except RailmateError as error:
             self._take_back(noted)
             claims = ", ".join(str(entry.claim) for entry in noted)
@@ -101,7 +107,7 @@ class Attachments:
     def _note(self, entry: Entry, sandbox: Sandbox) -> Entry | None:
         """The entry with its attachment as it is about to be; None when it is complete already."""
         if entry.attached_to(sandbox.id):
-            self._ledger.open_gate(entry.claim.uid, sandbox.id, host_network=sandbox.netns is None)
+            self._open_gate(entry, sandbox)
             return None
         if leases.wanted(entry):
             raise RailmateError(
@@ -149,11 +155,16 @@ class Attachments:
         mine = tuple(netdevs[nic.key] for nic in entry.nics if nic.key in netdevs)
         entry = entry.with_attachment(replace(entry.attachment, netdevs=mine, complete=True))
         self._ledger.put(entry, durable=False)
-        self._ledger.open_gate(entry.claim.uid, sandbox.id, host_network=sandbox.netns is None)
+        self._open_gate(entry, sandbox)
         self._on_attached(entry)
         moved = ", ".join(f"{netdev.pci_address} as {netdev.name}" for netdev in mine) or "nothing to move"
         log.info(
             "%s: attached to %s: %s", entry.claim, sandbox.pod, moved if sandbox.netns else "host network"
+        )
+
+    def _open_gate(self, entry: Entry, sandbox: Sandbox) -> None:
+        self._ledger.open_gate(
+            entry.claim.uid, sandbox.id, host_network=sandbox.netns is None, nodes=entry.nodes_word
         )
 
     def detach_all(self, sandbox_id: str, why: str) -> None:
@@ -184,19 +195,29 @@ class Attachments:
             return
         self._ledger.close_gate(entry.claim.uid)
         names = ", ".join(nic.address for nic in gone)
-        what = f"the NIC {names} of {entry.claim} has left pod {at.pod}, whose sandbox lives (was its driver loaded anew?)"
+        what = (
+            f"the NIC {names} of {entry.claim} has left pod {at.pod}, whose sandbox lives "
+            "(was its driver loaded anew?)"
+        )
         log.warning("%s", what)
         try:
             now = self.renewed(entry)
             moved = self._move(gone, sandbox)
+            now = self.refreshed(now)
         except RailmateError as error:
             message = f"{what}, and cannot be attached to it again: {error}"
-            self.tell(entry.claim, "NicNotInPod", f"{message}. It is tried again. Delete the pod to move it elsewhere.")
+            self.tell(
+                entry.claim,
+                "NicNotInPod",
+                f"{message}. It is tried again. Delete the pod to move it elsewhere.",
+            )
             raise RailmateError(f"{self.driver}: {message}. It is tried again.") from error
-        netdevs = {(one.pci_address, one.share): one for one in at.netdevs} | moved
+        netdevs = {(one.pci_address, one.share): one for one in at.netdevs} | dict(moved)
         self._complete(now, netdevs, sandbox)
         self.repaired("NIC that had left its pod")
-        self.tell(entry.claim, "NicAttachedAgain", f"{what}. It is attached again; what used it must open it anew.")
+        self.tell(
+            entry.claim, "NicAttachedAgain", f"{what}. It is attached again; what used it must open it anew."
+        )
         if now.devices != entry.devices:
             raise RailmateError(
                 f"{self.driver}: the devices of {entry.claim} have come anew, with other device nodes; "
@@ -324,9 +345,19 @@ class Attachments:
         )
 
     def fetch_strays(self) -> int:
-        """Put right what has come home since it was lost; return how many did."""
-        strays = [ReturnRequest(stray) for stray in self._ledger.strays()]
-        return self._put_right(return_all(strays, None)) if strays else 0
+        """Put right what has come home since it was lost; return how many did. What a pod has again stays as that has
+        set it up: on the host network it uses it there. It is put right when the pod has ended."""
+        strays = self._ledger.strays()
+        if not strays:
+            return 0
+        in_use = {
+            nic.address
+            for entry in of_boot(self._ledger.entries().values(), self.boot_id)
+            if entry.attachment is not None
+            for nic in entry.nics
+        }
+        wanted = [ReturnRequest(stray) for stray in strays if stray.pci_address not in in_use]
+        return self._put_right(return_all(wanted, None)) if wanted else 0
 
     def fetch_from_elsewhere(self) -> tuple[int, int]:
         """Bring strays home from namespaces that no claim knows, netdevs and RDMA devices; how many of each. Takes

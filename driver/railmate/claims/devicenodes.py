@@ -69,7 +69,9 @@ class DeviceNodes:
         for address in looked_at:
             nodes += self.of_rdma(self._node.inventory.functions[address], shared=device.share_id is not None)
         nodes += self._rdma_renewed(device)
-        nodes += [node for node in device.nodes if node.path.startswith("/dev/vfio/")]  # the claim's own doing
+        nodes += [
+            node for node in device.nodes if node.path.startswith("/dev/vfio/")
+        ]  # the claim's own doing
         if set(nodes) == set(device.nodes) and tuple(vendor_ids) == device.vendor_cdi_ids:
             return device
         return replace(device, nodes=tuple(dict.fromkeys(nodes)), vendor_cdi_ids=tuple(vendor_ids))
@@ -145,8 +147,10 @@ class DeviceNodes:
         needed = [node.path for node in missing if node.path.removeprefix("/dev/") in _NEEDED_BY_CUDA]
         if needed and gpu.function.driver == "nvidia":
             raise NotYetError(
-                f"{self._ref}: CUDA cannot use GPU {gpu.address}: node {self._node.pool} has no {' and no '.join(needed)}.",
-                "Run `nvidia-modprobe -u -c 0` on the node, which makes it, and have nvidia-persistenced started at boot.",
+                f"{self._ref}: CUDA cannot use GPU {gpu.address}: node {self._node.pool} has no "
+                f"{' and no '.join(needed)}.",
+                "Run `nvidia-modprobe -u -c 0` on the node, which makes it, and have nvidia-persistenced started at "
+                "boot.",
             )
         return nodes + [node for node in shared if node not in missing]
 

@@ -153,7 +153,10 @@ class Ledger:
                 log.error("%s: %s", path, error)
                 continue
             except _UnreadableError as error:
-                self._tell_of(path, f"{error} What claim {path.stem} holds is not known; delete its pod, and restart the node.")
+                self._tell_of(
+                    path,
+                    f"{error} What claim {path.stem} holds is not known; delete its pod, and restart the node.",
+                )
                 continue
             if entry is not None:
                 found[entry.claim.uid] = entry
@@ -222,10 +225,11 @@ class Ledger:
                 found.setdefault(uid, set()).add(sandbox)
         return found
 
-    def open_gate(self, uid: str, sandbox: str, *, host_network: bool = False) -> None:
+    def open_gate(self, uid: str, sandbox: str, *, host_network: bool = False, nodes: str = "") -> None:
         """Let containers of this sandbox start: the claim's devices are in it, or stay on the node because the pod
-        is on the host network; the gate then looks whether it really is."""
-        content = b"host" if host_network else b""
+        is on the host network; the gate then looks whether it really is. ``nodes`` is `Entry.nodes_word`: a container
+        that was made with a CDI spec of other device nodes does not start."""
+        content = (("host" if host_network else "") + (f"\n{nodes}" if nodes else "")).encode()
         files.write_bytes(self._attached / f"{uid}.{sandbox}", content, durable=False)
 
     def close_gate(self, uid: str, sandbox: str = "*") -> None:
@@ -263,7 +267,9 @@ class Ledger:
             raise _UnreadableError(
                 f"ledger entry {path} cannot be read ({why}), and there is no copy. Look at the disk."
             ) from why
-        self._tell_of(path, f"ledger entry {path} cannot be read ({why}); its copy is used. Look at the disk.")
+        self._tell_of(
+            path, f"ledger entry {path} cannot be read ({why}); its copy is used. Look at the disk."
+        )
         return entry
 
     def _tell_of(self, path: Path, what: str) -> None:

@@ -22,6 +22,7 @@ from railmate.attach.settings import (
 )
 from railmate.errors import RailmateError
 from railmate.inventory.model import Inventory, PciFunction
+from railmate.inventory.rdmanetlink import NetnsMode
 from railmate_api import fields, vf
 from railmate_api.config import NetdevConfig, RdmaSharedConfig, RdmaVfConfig
 
@@ -132,10 +133,32 @@ def _sound(settings: NetdevSettings, config: NetdevConfig) -> NetdevSettings:
     return settings
 
 
+def loses_netdev(function: PciFunction, inventory: Inventory) -> bool:
+    """Whether the function's netdev ends with the move of its RDMA device: IPoIB is a client of that one
+    (drivers/infiniband/ulp/ipoib), which in exclusive mode leaves its namespace. The kernel makes another one then,
+    with a name and an address of its own choice, and in the node's namespace where it is an older one."""
+    return is_infiniband(function) and inventory.rdma_netns_mode == NetnsMode.EXCLUSIVE
+
+
+def refuse_lost_netdev(config: RdmaVfConfig, function: PciFunction) -> None:
+    """Raise SettingsError for what is to be set on a netdev that `loses_netdev`."""
+    if without_effect := _of_netdev(config):
+        raise SettingsError(
+            f"{', '.join(without_effect)}: the node's RDMA devices are in exclusive mode, and the IPoIB interface of "
+            f"{function.address} ends when its RDMA device moves into the pod. Leave them out, the pod then has the "
+            "RDMA device; or have the administrator set `rdma system set netns shared`, for good by the option "
+            "netns_mode=1 of module ib_core"
+        )
+
+
+def _of_netdev(config: RdmaVfConfig) -> list[str]:
+    """What is said that needs a netdev; a name alone is for those that can have one."""
+    return sorted(fields.said(config).keys() - {"interfaceName", "guid", "pkey", "envHints"})
+
+
 def refuse_without_netdev(config: RdmaVfConfig, function: PciFunction) -> None:
-    """Raise SettingsError where settings would have no effect; a name alone is for those that can have one."""
-    without_effect = sorted(fields.said(config).keys() - {"interfaceName", "guid", "pkey", "envHints"})
-    if without_effect:
+    """Raise SettingsError where settings would have no effect."""
+    if without_effect := _of_netdev(config):
         raise SettingsError(
             f"{', '.join(without_effect)}: {function.address} has an RDMA device only and no netdev to set up"
         )

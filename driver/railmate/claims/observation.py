@@ -13,10 +13,11 @@ from pathlib import Path
 from railmate.attach.rdmalook import Wanted, char_devices, look
 from railmate.attach.rdmamodel import SeenNic
 from railmate.claims.ledger import Ledger
-from railmate.claims.rdmanodes import with_rdma_nodes
+from railmate.claims.rdmanodes import has_rdma_nodes, with_rdma_nodes
 from railmate.claims.records import Entry, PreparedDevice, Seen
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.seen import interface_of
+from railmate.errors import RailmateError
 
 log = logging.getLogger(__name__)
 
@@ -45,25 +46,39 @@ class Observations:
                 self._write(now)
             return now
 
-    def refresh_soft(self, entry: Entry) -> None:
-        """Soft RDMA devices were made anew, so their character devices may be others. Call it under the ledger's
-        lock, before the pod's first container is made."""
-        if not any(device.soft for nic in entry.nics if not nic.sub for device in nic.rdma):
-            return
-        devices = tuple(self._with_nodes(device) for device in entry.devices)
-        if devices != entry.devices:
-            self._write(replace(entry, devices=devices))
+    def refreshed(self, entry: Entry) -> Entry:
+        """The entry with the character devices that its RDMA devices have now; where they are others the runtime's
+        files are written anew. Call it under the ledger's lock, after the move and before the gate opens.
 
-    def _with_nodes(self, device: PreparedDevice) -> PreparedDevice:
-        names = [
-            name
-            for nic in device.nics
-            for rdma in nic.rdma
-            if rdma.soft and not nic.sub
-            for name in char_devices(self._sysfs_root, rdma.name)
-        ]
-        hard = any(not rdma.soft for nic in device.nics for rdma in nic.rdma)
-        return with_rdma_nodes(device, names, self._dev_root, beside=hard)
+        A move into another namespace gives a device new ones: its clients go and come (disable_device() and
+        enable_device() in drivers/infiniband/core/device.c), uverbs and umad each take the lowest number that is free,
+        and the former ones may be another claim's by now. A soft device is made anew altogether.
+
+        Raises RailmateError when a device that had character devices has none, and when the disk refuses.
+        """
+        devices = tuple(self._with_nodes(device, entry) for device in entry.devices)
+        if devices == entry.devices:
+            return entry
+        entry = replace(entry, devices=devices)
+        # before the ledger knows of it: an attachment that the ledger calls complete has its files
+        self._files.write(entry)
+        return entry
+
+    def _with_nodes(self, device: PreparedDevice, entry: Entry) -> PreparedDevice:
+        if not has_rdma_nodes(device):
+            return device  # nothing of the kernel's gives it any
+        names = []
+        for nic in device.nics:
+            for rdma in nic.rdma:
+                found = char_devices(self._sysfs_root, rdma.name, None if rdma.soft else nic.address)
+                if not found:
+                    raise RailmateError(
+                        f"{entry.claim}: {rdma} of {nic.address} has no character device below /dev/infiniband at the "
+                        "moment. It is tried again; if it stays so, look at the kernel's log on the node"
+                    )
+                # of a shared port no umad and issm, as when the claim was prepared
+                names += [name for name in found if nic.sub is None or name.startswith("uverbs")]
+        return with_rdma_nodes(device, names, self._dev_root)
 
     def _write(self, entry: Entry) -> None:
         self._ledger.put(entry, durable=False)

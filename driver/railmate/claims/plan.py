@@ -155,7 +155,9 @@ class _Planner:
     def _offered(self, result: Mapping[str, Any]) -> OfferedDevice:
         offered = self._node.offer.by_name.get(result["device"])
         # a device that pods hold is published also when its hardware is gone
-        there = offered is not None and all(self.nodes.is_there(one) for one in (*offered.gpus, *offered.nics))
+        there = offered is not None and all(
+            self.nodes.is_there(one) for one in (*offered.gpus, *offered.nics)
+        )
         if result["pool"] != self._node.pool or offered is None or not there:
             raise ClaimError(
                 f"{self._ref}: device {result['pool']}/{result['device']} is not on node {self._node.pool} (any more). "
@@ -189,6 +191,9 @@ class _Planner:
         rdma = _refs(function)
         try:
             alone, netdev = self._nics_of[request] == 1, nicplan.expects_netdev(function)
+            if netdev and config.driver is None and nicplan.loses_netdev(function, self._node.inventory):
+                nicplan.refuse_lost_netdev(config, function)
+                netdev = False
             change = functionplan.change_of(config, function, self._node.inventory, alone, netdev, rdma)
             if change is not None and change.passes_through:
                 wanted = NetdevSettings(vf=change.wanted)

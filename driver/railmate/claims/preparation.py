@@ -53,7 +53,9 @@ class Preparation:
         check_claim(claim, ref)
         entries = self._ledger.entries()
         entries.pop(ref.uid, None)
-        known = self._ledger.get(ref.uid)  # raises where there is a record that cannot be read: it is not written over
+        known = self._ledger.get(
+            ref.uid
+        )  # raises where there is a record that cannot be read: it is not written over
         entry = None
         if known is not None:
             entry = self._still_valid(known, allocated(claim, node.driver), reserved_pods(claim), node)
@@ -78,8 +80,8 @@ class Preparation:
     ) -> Entry | None:
         """The known entry, brought up to date with the claim; None when the claim must be prepared anew.
 
-        The kubelet asks again after its own restart, also for the next pod of a claim that outlives its pods. Of several
-        pods at once, which the kubelet does not tell apart, the first whose sandbox comes gets a NIC.
+        The kubelet asks again after its own restart, also for the next pod of a claim that outlives its pods. Of
+        several pods at once, which the kubelet does not tell apart, the first whose sandbox comes gets a NIC.
         """
         now = [(result["pool"], result["device"], result.get("shareID")) for result in results]
         if known.boot_id != self._boot_id or now != [

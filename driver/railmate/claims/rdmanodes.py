@@ -10,15 +10,20 @@ from railmate.cdi.spec import DeviceNode
 from railmate.claims.records import PreparedDevice
 
 
-def with_rdma_nodes(
-    device: PreparedDevice, names: Sequence[str], dev_root: Path, *, beside: bool = False
-) -> PreparedDevice:
-    """With the nodes ``names`` (uverbs3, umad3) below /dev/infiniband in place of those it had of RDMA devices, or
-    ``beside`` them; as it is where there are none. rdma_cm is no device's own and stays."""
+def has_rdma_nodes(device: PreparedDevice) -> bool:
+    """Whether it has nodes of RDMA devices. A kernel without ib_uverbs has none to give."""
+    return any(_is_of_one_device(node) for node in device.nodes)
+
+
+def with_rdma_nodes(device: PreparedDevice, names: Sequence[str], dev_root: Path) -> PreparedDevice:
+    """With the nodes ``names`` (uverbs3, umad3) below /dev/infiniband in place of those it had of RDMA devices; as it
+    is where there are none. rdma_cm is no device's own and stays."""
     if not names:
         return device
-    kept = [node for node in device.nodes if beside or not _is_of_one_device(node)]
     new = [DeviceNode.of(f"infiniband/{name}", dev_root) for name in names]
+    kept = [node for node in device.nodes if not _is_of_one_device(node)]
+    if {*kept, *new} == set(device.nodes):
+        return device  # in the order that they had
     return replace(device, nodes=tuple(dict.fromkeys((*kept, *new))))
 
 

@@ -17,7 +17,7 @@ from railmate.attach.ipam import IpamRequest
 from railmate.attach.model import AttachedNetdev, NetdevSnapshot, SubInterface
 from railmate.attach.rdmamodel import RdmaDeviceRef, SeenNic
 from railmate.attach.settings import NO_SETTINGS, NetdevSettings
-from railmate.cdi.spec import DeviceNode
+from railmate.cdi.spec import DeviceNode, nodes_word
 from railmate.errors import RailmateError
 from railmate.plain import read
 from railmate.publish.model import OfferedDevice, part_of
@@ -195,6 +195,11 @@ class Entry:
             for gpu in device.gpus
         }
         return frozenset(gpus | {nic.part for nic in self.nics})
+
+    @property
+    def nodes_word(self) -> str:
+        """What the claim's CDI spec and the gate's marker must agree in."""
+        return nodes_word(node for device in self.devices for node in device.nodes)
 
     def attached_to(self, sandbox: str) -> bool:
         return self.attachment is not None and self.attachment.complete and self.attachment.sandbox == sandbox

@@ -104,7 +104,7 @@ class RuntimeFiles:
     def _cdi_devices(self, entry: Entry) -> list[spec.CdiDevice]:
         devices = []
         seen: set[str] = set()
-        gate = spec.Gate(self._gate, self._attached_dir, entry.claim.uid, self._driver)
+        gate = spec.Gate(self._gate, self._attached_dir, entry.claim.uid, self._driver, entry.nodes_word)
         for device in entry.devices:
             # A container gets all devices of a request or none, so one mount and one gate a request do. A request
             # for a GPU alone is gated too where another holds a NIC: the pod is not whole without it.

@@ -96,6 +96,7 @@ class Agent:
         self._attached.catch_up(ledger.entries().values())
         self._state = ClaimState(kube, self._node_view(view), ledger, runtime_files, boot, self._attached)
         self._state.moves.elsewhere = Elsewhere(settings.host_proc)
+        self._state.moves.refreshed = observations.refreshed
         self._repairs: Counter[str] = Counter()
         self._reconciler = Reconciler(
             kube,

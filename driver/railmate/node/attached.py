@@ -32,7 +32,6 @@ class AttachedClaims(ClaimObserver):
 
     # --- what the claims' verbs tell
     def attached(self, entry: Entry) -> None:
-        self._observations.refresh_soft(entry)
         self._enqueue(entry.claim.uid)
 
     def released(self, claim: ClaimRef) -> None:

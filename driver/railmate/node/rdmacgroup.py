@@ -68,7 +68,7 @@ class RdmaCgroup:
         return {self._key: text} if text else {}
 
     def _looked_at(self, device: PreparedDevice) -> frozenset[str]:
-        """RDMA devices of one that an administrator's claim looks at (KEP-5018): it holds no NIC that would name them."""
+        """RDMA devices of one that an administrator's claim looks at (KEP-5018); it holds no NIC that names them."""
         offered = self._offer.by_name.get(device.device) if device.admin_access else None
         functions = [self._inventory.functions.get(address) for address in (offered.nics if offered else ())]
         return frozenset(one.name for function in functions if function for one in function.rdma_devices)

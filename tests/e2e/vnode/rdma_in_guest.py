@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +23,11 @@ from railmate.attach.rdma import attach_rdma, return_rdma
 from railmate.attach.rdmalook import Wanted, char_devices, look
 from railmate.attach.rdmamodel import RdmaDeviceRef, SeenNic
 from railmate.attach.settings import NetdevSettings
+from railmate.cdi.spec import DeviceNode
+from railmate.claims.ledger import Ledger
+from railmate.claims.observation import Observations
+from railmate.claims.records import ClaimRef, Entry, PreparedDevice, PreparedNic
+from railmate.claims.runtime_files import RuntimeFiles
 from railmate.inventory.rdmanetlink import netns_mode
 
 NETDEV, ADDRESS, POD = "rail3v3", "192.168.78.1", "rdma-test"
@@ -91,6 +97,39 @@ def settled(wanted: Wanted) -> SeenNic | None:
     return seen if seen.gid and not seen.gid.gid.startswith("fe80") else None
 
 
+def numbers_after_a_move(device: RdmaDeviceRef, over: dict[str, str], pci_address: str) -> dict[str, Any]:
+    """Another device's character devices are free when this one moves: what it has before, what the claim's CDI spec
+    says then, what sysfs shows."""
+    mine = verbs_of(device.name)
+    netdev, other = min(over.items(), key=lambda one: int(verbs_of(one[1])[0].removeprefix("uverbs")))
+    assert other != device.name
+    node = PreparedDevice(
+        "main", "node", "vf", (), (PreparedNic(pci_address, "", rdma=(device,)),),
+        (DeviceNode.of(f"infiniband/{mine[0]}", Path("/dev")),),
+    )  # fmt: skip
+    entry = Entry(ClaimRef("1-2-3", "team", "c"), ("pod",), (node,), "boot")
+    run("rdma", "link", "delete", other)
+    try:
+        attach_rdma([device], NETNS)
+        with tempfile.TemporaryDirectory() as directory:
+            root = Path(directory)
+            files = RuntimeFiles("railmate.dev", root, root / "cdi", root / "gate")
+            now = Observations(Ledger(root), files, Path("/sys"), Path("/dev")).refreshed(entry)
+            (spec,) = (root / "cdi").glob("*.json")
+            told = json.loads(spec.read_text())["devices"][0]["containerEdits"]["deviceNodes"]
+        found = {"before": mine, "now": verbs_of(device.name), "spec": [one["path"] for one in told]}
+        found["entry"] = [one.path for one in now.devices[0].nodes]
+        found["there"] = [Path(one["path"]).is_char_device() for one in told]
+        return_rdma([device], NETNS)
+        return found
+    finally:
+        run("rdma", "link", "add", other, "type", "rxe", "netdev", netdev)
+
+
+def verbs_of(device: str) -> list[str]:
+    return [one for one in char_devices(Path("/sys"), device) if one.startswith("uverbs")]
+
+
 def main() -> dict[str, Any]:
     over = {link.get("netdev"): link["ifname"] for link in json.loads(run("rdma", "-j", "link", "show"))}
     name = over[NETDEV]
@@ -137,6 +176,10 @@ def main() -> dict[str, Any]:
         run("ip", "netns", "delete", POD)
         until("the RDMA device is home", lambda: return_rdma(alone, NETNS)[0].problem is None)
         found["alone_after_the_end"] = differences(before)
+
+        run("ip", "netns", "add", POD)
+        found["numbers"] = numbers_after_a_move(alone[0], over, pci_address)
+        found["numbers_after"] = differences(before)
     finally:
         run("ip", "netns", "delete", POD, check=False)
         return_all([back], None)

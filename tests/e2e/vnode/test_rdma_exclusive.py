@@ -57,3 +57,14 @@ def test_a_device_that_survives_moves_alone_and_comes_back(seen: dict[str, Any])
 
 def test_a_device_that_survives_comes_back_when_the_namespace_ends(seen: dict[str, Any]) -> None:
     assert seen["alone_after_the_end"] == []
+
+
+def test_a_claim_has_the_character_devices_that_its_device_has_after_its_move(seen: dict[str, Any]) -> None:
+    """The move frees its numbers, and the lowest that are free are taken."""
+    numbers = seen["numbers"]
+    assert numbers["now"] != numbers["before"], "a lower number was free"
+    wanted = [f"/dev/infiniband/{name}" for name in numbers["now"]]
+    assert [path for path in numbers["spec"] if "uverbs" in path] == wanted
+    assert numbers["spec"] == numbers["entry"]
+    assert all(numbers["there"])
+    assert seen["numbers_after"] == []

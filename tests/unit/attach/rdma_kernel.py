@@ -42,7 +42,11 @@ class RdmaKernel:
         return device
 
     def enter(self, fd: int) -> None:
-        self.here = {HOST_FD: HOST, POD_FD: POD}[fd]
+        self.here = self.place(fd)
+
+    def place(self, fd: int) -> str:
+        """Which namespace it is the descriptor of."""
+        return {HOST_FD: HOST, POD_FD: POD}[fd]
 
     def move_netdev(self, name: str, namespace: str) -> None:
         """What moving a netdev does to RDMA devices over it."""
@@ -128,7 +132,10 @@ class Socket:
     def _set(self, asked: dict[int, bytes]) -> list[bytes]:
         device = self._device(asked)
         if 2 in asked:
-            device.name = asked[2].rstrip(b"\0").decode()
+            name = asked[2].rstrip(b"\0").decode()
+            if any(one.name == name for one in self.kernel.devices.values()):  # of all namespaces
+                raise OSError(errno.EEXIST, "")
+            device.name = name
             self.kernel.changes.append(f"name {device.name}")
         if 68 in asked:
             if not self.kernel.exclusive:
@@ -136,7 +143,7 @@ class Socket:
             if device.namespace != self.kernel.here:
                 raise OSError(errno.ENODEV, "")
             (fd,) = struct.unpack("=I", asked[68])
-            device.namespace = {HOST_FD: HOST, POD_FD: POD}[fd]
+            device.namespace = self.kernel.place(fd)
             self.kernel.changes.append(f"{device.name} to {device.namespace}")
         return []
 

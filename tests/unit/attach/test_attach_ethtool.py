@@ -100,3 +100,23 @@ def test_a_refusal_names_what_was_refused(kernel: Generic) -> None:
     kernel.request = refuse  # type: ignore[method-assign]
     with pytest.raises(AttachError, match="net1 does not take the coalescing rx-usecs 3: Invalid argument"):
         opened.set(7, EthtoolSettings(coalescing={"rx-usecs": 3}), "net1")
+
+
+def test_queues_that_serve_both_directions_are_read_and_told_in_the_kernels_terms(kernel: Generic) -> None:
+    """Combined channels, which NICs have and the netdevs of the component tests have not. Numbers of
+    ETHTOOL_A_CHANNELS_*: maxima of rx, tx, other and combined from 2, counts from 6."""
+    four_numbers = [0, 0, 1, 63, 0, 0, 1, 8]
+    kernel.answers = {
+        17: b"".join(attribute(kind, struct.pack("=I", value)) for kind, value in enumerate(four_numbers, 2))
+    }
+    state = Ethtool().state(7)
+    assert (state.now.channels["combined"], state.most.channels["combined"]) == (8, 63)
+    wanted = EthtoolSettings({}, {}, {"combined": 64})
+    assert ethtool.impossible(wanted, state) == "combined channels 64: at most 63"
+    few = EthtoolSettings({}, {}, {"combined": 4})
+    assert ethtool.impossible(few, state) == ""
+    Ethtool().set(7, few, "net1")
+    header = nested(1, attribute(1, struct.pack("=I", 7)))
+    assert kernel.told == [struct.pack("=BBH", 18, 1, 0) + header + attribute(9, struct.pack("=I", 4))]
+    back = ethtool.difference(state.now, EthtoolSettings({}, {}, {**state.now.channels, "combined": 4}))
+    assert back == EthtoolSettings({}, {}, {"combined": 8}), "and only that is set back"

@@ -11,10 +11,13 @@ import pytest
 from rdma_kernel import HOST, HOST_FD, POD, POD_FD, RdmaKernel
 
 from railmate import netlink as sockets
-from railmate.attach import elsewhere, namespaces, rdma, rdmasoft
+from railmate.attach import elsewhere, move, namespaces, rdma, rdmasoft
 from railmate.attach.errors import AttachError
+from railmate.attach.model import MoveRequest, NetdevSnapshot
 from railmate.attach.namespaces import Sides
 from railmate.attach.rdmamodel import RdmaDeviceRef, RdmaReturn
+from railmate.attach.settings import IpoibSettings
+from railmate.attach.steps import apply_all
 from railmate.inventory import rdmanetlink
 
 SIDES = Sides(object(), HOST_FD, object(), POD_FD)
@@ -97,6 +100,64 @@ def test_the_device_comes_home_also_under_another_name(kernel: RdmaKernel) -> No
     assert where(kernel) == {"mlx5_0": HOST, "mlx5_2": HOST}
 
 
+def swapped(kernel: RdmaKernel) -> tuple[RdmaDeviceRef, RdmaDeviceRef]:
+    """Two devices in a pod that has given each the other's name."""
+    a, b = kernel.add("mlx5_6", guid=6), kernel.add("mlx5_7", guid=7)
+    refs = RdmaDeviceRef("mlx5_6", "0000:0000:0000:0006"), RdmaDeviceRef("mlx5_7", "0000:0000:0000:0007")
+    rdma.MoveRdmaDevices(refs).apply(SIDES)
+    a.name, b.name = b.name, a.name
+    return refs
+
+
+def names(kernel: RdmaKernel) -> list[tuple[int, str, str]]:
+    return [(one.guid, one.name, one.namespace) for one in kernel.devices.values() if one.guid in (6, 7)]
+
+
+def test_devices_that_a_pod_has_given_each_others_names_come_home_under_their_own(kernel: RdmaKernel) -> None:
+    refs = swapped(kernel)
+    assert rdma.take_back(refs, SIDES) == [RdmaReturn("mlx5_6"), RdmaReturn("mlx5_7")]
+    assert names(kernel) == [(6, "mlx5_6", HOST), (7, "mlx5_7", HOST)]
+
+
+def test_a_claims_release_does_not_take_another_claims_device_that_has_its_name(
+    kernel: RdmaKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rdma, "with_host", lambda work: work(ALONE))
+    first, second = swapped(kernel)
+    (said,) = rdma.take_back([first], SIDES)
+    assert said.problem is not None, "its name is not free yet, so it is looked after"
+    assert names(kernel) == [(6, "railmate2", HOST), (7, "mlx5_6", POD)]
+    assert rdma.take_back([second], SIDES) == [RdmaReturn("mlx5_7")]
+    kernel.here = HOST
+    assert rdma.put_right([first]) == [RdmaReturn("mlx5_6")]
+    assert names(kernel) == [(6, "mlx5_6", HOST), (7, "mlx5_7", HOST)]
+
+
+def test_devices_that_the_kernel_has_given_back_swapped_are_put_right(
+    kernel: RdmaKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rdma, "with_host", lambda work: work(ALONE))
+    refs = swapped(kernel)
+    for device in kernel.devices.values():
+        device.namespace = HOST
+    kernel.here = HOST
+    assert rdma.put_right(refs) == [RdmaReturn("mlx5_6"), RdmaReturn("mlx5_7")]
+    assert names(kernel) == [(6, "mlx5_6", HOST), (7, "mlx5_7", HOST)]
+
+
+def test_a_pods_device_that_has_the_name_of_one_is_not_taken_for_it(kernel: RdmaKernel) -> None:
+    kernel.add("mine", guid=5, namespace=POD)
+    kernel.named("mlx5_2").name, kernel.named("mine").name = "rdmap9", "mlx5_2"
+    rdma.MoveRdmaDevices([MLX]).apply(SIDES)
+    assert where(kernel)["rdmap9"] == POD
+
+
+def test_where_guids_tell_nothing_the_name_does(kernel: RdmaKernel) -> None:
+    kernel.add("mlx5_8", guid=GUID)
+    rdma.MoveRdmaDevices([MLX, RdmaDeviceRef("mlx5_0")]).apply(SIDES)
+    assert where(kernel) == {"mlx5_0": POD, "mlx5_2": POD, "mlx5_8": HOST}
+
+
 def test_a_device_that_is_nowhere_is_told_and_does_not_stop_the_others(kernel: RdmaKernel) -> None:
     rdma.MoveRdmaDevices([MLX]).apply(SIDES)
     lost, home = rdma.take_back([RdmaDeviceRef("mlx5_9"), MLX], SIDES)
@@ -170,6 +231,25 @@ def test_after_the_namespaces_end_the_host_alone_is_looked_at(kernel: RdmaKernel
     assert found.problem is not None
     kernel.named("mlx5_2").namespace = HOST
     assert rdma.take_back([MLX], ALONE) == [RdmaReturn("mlx5_2")]
+
+
+# --- IPoIB
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_an_ipoib_interface_that_would_end_with_the_move_is_refused_before_anything_moves(
+    kernel: RdmaKernel, exclusive: bool
+) -> None:
+    """The mode may have been changed since the claim was prepared."""
+    kernel.exclusive = exclusive
+    snapshot = NetdevSnapshot("0000:0c:00.1", "ib0", "", 2044, True, ipoib=IpoibSettings(0xFFFF, "datagram"))
+    steps, _ = move.steps_of(MoveRequest(snapshot, "net1", rdma_devices=(MLX,)))
+    if not exclusive:
+        steps[0].apply(SIDES)
+        return
+    with pytest.raises(
+        AttachError, match=r"netdev ib0 of 0000:0c:00\.1 is an IPoIB interface, which would end"
+    ):
+        apply_all(steps, SIDES)
+    assert kernel.changes == []
 
 
 # --- soft devices

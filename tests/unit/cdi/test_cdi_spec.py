@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from railmate.cdi import spec
-from railmate.cdi.spec import CdiDevice, DeviceNode, Gate
+from railmate.cdi.spec import CdiDevice, DeviceNode, Gate, nodes_word
 
 UID = "00000000-0000-4000-8000-000000000001"
 GATE = Gate(
@@ -33,6 +34,15 @@ def test_gate_runs_before_the_container_starts_and_knows_where_to_look() -> None
     assert hook["path"] == str(GATE.executable)
     assert hook["args"] == ["gate", "/var/lib/attached", UID, "railmate.dev"]
     assert 0 < hook["timeout"] <= 10
+    (device,) = render(CdiDevice("a", gate=replace(GATE, nodes="abc")))["devices"]
+    assert device["containerEdits"]["hooks"][0]["args"][4:] == ["abc"]
+
+
+def test_other_device_nodes_have_another_word_in_whatever_order() -> None:
+    one, other = DeviceNode("/dev/a", "/host/dev/a"), DeviceNode("/dev/a", "/host/dev/b")
+    assert nodes_word([]) == ""
+    assert nodes_word([one]) != nodes_word([other])
+    assert nodes_word([one, other]) == nodes_word([other, one])
 
 
 def test_metadata_is_mounted_read_only() -> None:

@@ -15,7 +15,9 @@ ADMIN_POD = sandbox("sandbox-9", "admin", "/run/netns/9")
 def look(world: World, *devices: str) -> None:
     """Claim 9, of the administrator's pod."""
     world.prepared(
-        9, *(result(device, f"look{n}", adminAccess=True) for n, device in enumerate(devices)), pods=("admin",)
+        9,
+        *(result(device, f"look{n}", adminAccess=True) for n, device in enumerate(devices)),
+        pods=("admin",),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from claims_netdevs import HOST, World
-from claims_world import PF, VFS, claim, config, inventory, ref, result, sandbox, uid, view
+from claims_world import PF, VFS, claim, config, inventory, ref, result, sandbox, uid, vfio_config, view
 
 import railmate.claims.preparation as preparation
 from railmate.attach import functions
@@ -120,6 +120,38 @@ def test_the_physical_functions_mtu_is_not_that_of_a_partition() -> None:
     assert planned().settings.mtu == 4092
     assert planned(config(pkey=0x8001)).settings.mtu is None
     assert planned(config(pkey=0x8001, mtu=2044)).settings.mtu == 2044
+
+
+# --- exclusive mode: the interface ends when its RDMA device moves
+EXCLUSIVE = view(inventory=replace(infiniband(), rdma_netns_mode="exclusive"))
+
+
+@pytest.mark.parametrize("configs", [[], [config(guid="stable", pkey=0x8001, envHints=True)]])
+def test_in_exclusive_mode_the_pod_has_the_rdma_device_and_no_interface(configs: list[Any]) -> None:
+    nic = planned(*configs, where=EXCLUSIVE)
+    assert (nic.interface, nic.snapshot, [one.name for one in nic.rdma]) == ("", None, ["mlx5_0"])
+    assert nic.change is None or not nic.change.netdev
+
+
+def test_in_exclusive_mode_settings_of_the_interface_are_refused_with_a_way_out() -> None:
+    said = refusal(config(mtu=2044, ipoib={"mode": "connected"}), where=EXCLUSIVE)
+    assert (
+        "ResourceClaim team/claim-1: request main: ipoib, mtu: the node's RDMA devices are in exclusive"
+        in said
+    )
+    assert (
+        f"the IPoIB interface of {VFS[0]} ends when its RDMA device moves into the pod. Leave them out"
+        in said
+    )
+    assert "rdma system set netns shared" in said
+
+
+def test_exclusive_mode_changes_nothing_for_ethernet_and_for_vfio() -> None:
+    ethernet = view(inventory=replace(inventory(), rdma_netns_mode="exclusive"))
+    assert planned(config(mtu=1400), where=ethernet).interface == "net1"
+    passing = planned(vfio_config(), where=EXCLUSIVE)
+    assert passing.change is not None
+    assert passing.change.netdev, "it is put right when the claim ends"
 
 
 def test_the_name_of_a_partitions_interface_must_be_short_enough() -> None:

@@ -96,7 +96,9 @@ def test_what_is_prepared_while_the_api_is_asked_is_kept(node: Node) -> None:
     assert node.held == [uid(1)]
 
 
-def test_a_claim_without_a_namespace_of_its_own_is_held_as_long_as_its_pod_has_a_sandbox(world: World) -> None:
+def test_a_claim_without_a_namespace_of_its_own_is_held_as_long_as_its_pod_has_a_sandbox(
+    world: World,
+) -> None:
     """A GPU alone moves nothing: only the runtime tells whether its pod still computes on it."""
     world.prepared(1, "gpu-0")
     world.api.put(claim(1, "gpu-0", pods=()))

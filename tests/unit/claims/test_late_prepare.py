@@ -132,7 +132,7 @@ def test_who_makes_vfs_waits_for_a_claim_that_is_being_written_and_sees_it(world
 
 
 def test_an_instance_that_ends_writes_nothing_more(world: World) -> None:
-    """Its API call may have been slow: its successor was asked to give the claim back meanwhile, and will not be again."""
+    """Its API call may have been slow: its successor was asked to give the claim back meanwhile, and is not again."""
     world.api.put(claim(1, "pair-0"))
     real = world.api.get_claim
 

@@ -54,7 +54,9 @@ def test_no_container_is_made_without_the_nic_that_has_left_its_pod(world: World
     world.state.attach(sandbox())
     world.state.check(sandbox(), [uid(1)])
     bind_anew(world)
-    with pytest.raises(RailmateError, match=f"{VFS[0]} of ResourceClaim team/claim-1 is not in pod team/pod-1"):
+    with pytest.raises(
+        RailmateError, match=f"{VFS[0]} of ResourceClaim team/claim-1 is not in pod team/pod-1"
+    ):
         world.state.check(sandbox(), [uid(1)])
 
 
@@ -68,7 +70,8 @@ def test_the_nic_is_attached_again_and_its_user_is_told(world: World, told: list
     world.state.check(sandbox(), [uid(1)])
     ((reason, message),) = told
     assert reason == "NicAttachedAgain"
-    assert VFS[0] in message and "team/pod-1" in message
+    assert VFS[0] in message
+    assert "team/pod-1" in message
 
 
 def test_the_minute_round_finds_it_too_without_the_runtime(
@@ -115,7 +118,8 @@ def test_a_nic_that_is_still_there_is_left_to_the_container_that_uses_it(world: 
     world.state.attach(sandbox())
     assert world.netdevs.moves == [f"vf1 to {POD} as net2"]
     entry = world.ledger.get(uid(1))
-    assert entry is not None and entry.attachment is not None
+    assert entry is not None
+    assert entry.attachment is not None
     assert [one.name for one in entry.attachment.netdevs] == ["net1", "net2"]
 
 

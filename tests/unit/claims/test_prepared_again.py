@@ -42,7 +42,8 @@ def test_rdma_devices_with_new_numbers_are_answered_with_those(world: World) -> 
     assert nodes(answer) == paths(world)
     assert [path.replace("uverbs7", "uverbs0") for path in paths(world)] == before
     entry = world.ledger.get(uid(1))
-    assert entry is not None and entry.devices == tuple(answer.devices)
+    assert entry is not None
+    assert entry.devices == tuple(answer.devices)
 
 
 def test_an_unchanged_machine_changes_no_record(world: World) -> None:
@@ -73,7 +74,9 @@ def test_a_number_that_is_anothers_by_now_is_not_handed_out(world: World) -> Non
 def test_hardware_that_has_left_is_refused_by_name(world: World, address: str) -> None:
     world.prepared(1, "pair-0")
     world.restart(node=view(on_bus=lambda one: one != address))
-    with pytest.raises(ClaimError, match=f"{address} of device pair-0 is not on node node1 any more.*Delete the pod"):
+    with pytest.raises(
+        ClaimError, match=f"{address} of device pair-0 is not on node node1 any more.*Delete the pod"
+    ):
         world.state.prepare(ref(), patience=0)
     world.state.unprepare(ref())
     assert world.clean()

@@ -81,6 +81,26 @@ def test_netdev_that_came_home_under_a_wrong_name_is_tried_again(world: World) -
     assert world.ledger.strays() == []
 
 
+@pytest.mark.parametrize("netns", [None, "/run/netns/1"])
+def test_stray_that_a_pod_uses_again_is_left_to_it_until_the_pod_ends(
+    world: World, netns: str | None
+) -> None:
+    """Its link would go down and its MTU back under the pod, every second."""
+    world.ledger.put_stray(world.kernel.snapshot("vf0", VFS[0]))
+    world.ledger.put_stray(world.kernel.snapshot("vf1", VFS[1]))
+    name_taken = ("its name vf0 is taken by another device",)
+    world.kernel.returns[VFS[0]] = NetdevReturn(VFS[0], ReturnState.ALREADY_HOME, "rm00000c001", name_taken)
+    world.attached(netns=netns)
+    world.kernel.asked.clear()
+    world.ledger.put_stray(world.kernel.snapshot("vf1", VFS[1]))
+    world.reconciler.await_ends()
+    assert world.kernel.asked == [[VFS[1]]]
+    world.state.unprepare(ref(1))
+    world.kernel.returns.clear()
+    world.reconciler.await_ends()
+    assert world.ledger.strays() == []
+
+
 def test_next_claim_remembers_what_a_netdev_was_before_it_came_home_not_put_right(world: World) -> None:
     """Else a MAC of the last pod would be the VF's own from then on."""
     world.attached()
@@ -152,3 +172,17 @@ def test_no_file_among_the_markers_stops_a_round(world: World, name: str) -> Non
     world.reconciler.run()
     assert world.ledger.get(uid(1)) is not None
     assert world.spec().exists()
+
+
+def test_the_marker_and_spec_of_an_earlier_railmate_agree_after_the_start(world: World) -> None:
+    """Else the pod's containers could not be started again: see the gate's second line."""
+    world.attached()
+    (marker,) = (world.plugin / "attached").iterdir()
+    word = marker.read_text()
+    assert word.startswith("\n")
+    marker.write_text("")
+    world.spec().write_text(world.spec().read_text().replace(word.strip(), "x"))
+    world.start()
+    world.reconciler.run()
+    assert marker.read_text() == word
+    assert word.strip() in world.spec().read_text()

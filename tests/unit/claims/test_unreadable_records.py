@@ -72,7 +72,7 @@ def bad_block(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str
         return real(path)
 
     monkeypatch.setattr(Path, "read_bytes", read)
-    yield names
+    return names
 
 
 def test_the_rest_of_the_node_goes_on(world: World, bad_block: set[str]) -> None:
@@ -90,7 +90,8 @@ def test_the_second_copy_stands_in(world: World, bad_block: set[str]) -> None:
     world.state.attach(sandbox())  # writes the record anew
     bad_block.clear()
     entry = world.ledger.get(uid(1))
-    assert entry is not None and entry.attached_to("sandbox-1")
+    assert entry is not None
+    assert entry.attached_to("sandbox-1")
     world.state.unprepare(ref())
     assert world.clean()
 
@@ -105,7 +106,9 @@ def test_without_a_copy_people_are_told_once_and_its_files_are_kept(
     ledger = Ledger(world.root / "plugins" / DRIVER, told.append)
     assert ledger.entries() == ledger.entries() == {}
     (message,) = told
-    assert uid(1) in message and "Input/output error" in message and "delete its pod" in message
+    assert uid(1) in message
+    assert "Input/output error" in message
+    assert "delete its pod" in message
     new_process(world, Counter()).run()
     bad_block.clear()
     assert files_of(world) == before
@@ -132,9 +135,7 @@ def test_no_vf_is_made_or_ended_while_it_may_be_in_a_pod_that_nobody_knows_of(
         assert held == {VFS[0]}
 
 
-def test_out_of_descriptors_nobody_is_forgotten(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_descriptors_nobody_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """That passes, and all records are whole: prepare is not to give out what they hold."""
     world.prepared(1, "vf-0")
 

@@ -36,7 +36,6 @@ class Observed:
         self.views: dict[str, list[SeenNic | Exception | None]] = {}
         self.looks: list[str] = []
         self.known: dict[str, Entry] = {}
-        self.refreshed: list[str] = []
         self.go_on = threading.Event()
         self.go_on.set()
 
@@ -52,9 +51,6 @@ class Observed:
         number = int(claim[-12:])
         self.known[claim] = entry(number, view)
         return self.known[claim]
-
-    def refresh_soft(self, one: Entry) -> None:
-        self.refreshed.append(one.claim.uid)
 
     def get(self, claim: str) -> Entry | None:
         return self.known.get(claim)
@@ -110,7 +106,6 @@ def test_claim_is_told_once_with_what_its_pod_sees(
     (one,) = told.wait()
     assert one.seen == Seen("s1", (SETTLED,))
     assert observed.looks == [uid(1)]
-    assert observed.refreshed == [uid(1)], "before the pod's containers are made"
 
 
 @pytest.mark.parametrize("first", [PENDING, LINK_LOCAL])
