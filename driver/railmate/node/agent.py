@@ -58,6 +58,12 @@ _RECONCILE_EVERY = 60.0
 _ENDS_EVERY = 1.0
 #: Seconds that the ledger's lock may be asked for or held; what takes longer is stuck in the kernel.
 _LOCK_PATIENCE = 40.0
+#: Seconds that a claim's addresses may be asked for, or its functions bound: ten NICs whose plugins or drivers all take
+#: as long as they may (20 and 25 s) are done by then.
+_LEASE_PATIENCE = 300.0
+#: Seconds in which the kubelet's threads come to a new task. As many pods as a node may have (110) that each wait half
+#: a minute for a device need less than two minutes.
+_WORKERS_PATIENCE = 180.0
 
 
 class Agent:
@@ -231,10 +237,19 @@ class Agent:
         return missing
 
     async def _dead(self) -> list[str]:
-        """What only a restart mends. Goes the kubelet's way: socket, service, threads."""
+        """What only a restart mends. Goes the kubelet's way: socket, service; then threads, where a task may wait."""
         dead = [f"thread {thread.name} has ended" for thread in self._threads if not thread.is_alive()]
         if self._ledger.busy_for() > _LOCK_PATIENCE:
             dead.append(f"the ledger has been locked for more than {_LOCK_PATIENCE:.0f} s")
+        if self._ledger.leasing_for() > _LEASE_PATIENCE:
+            dead.append(
+                f"a claim's addresses or functions are being changed for more than {_LEASE_PATIENCE:.0f} s"
+            )
+        dead += [
+            f"no {verb} has begun for more than {_WORKERS_PATIENCE:.0f} s though some wait; all threads are stuck"
+            for verb, seconds in self._kubelet.stuck_for().items()
+            if seconds > _WORKERS_PATIENCE
+        ]
         try:
             await probe(self._paths.service)
         except RailmateError as error:

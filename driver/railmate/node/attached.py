@@ -47,9 +47,10 @@ class AttachedClaims(ClaimObserver):
         """What an earlier process attached and did not come to look at, or to tell."""
         for entry in entries:
             at, seen = entry.attachment, entry.seen
-            if at is not None and at.complete:
-                if seen is None or seen.sandbox != at.sandbox or seen.told is False:
-                    self._enqueue(entry.claim.uid)
+            if at is None or not at.complete:
+                continue
+            if seen is None or seen.sandbox != at.sandbox or seen.told is False:
+                self._enqueue(entry.claim.uid)
 
     # --- what became of the reports
     def told(self, entry: Entry, final: bool) -> None:
