@@ -31,6 +31,8 @@ from harness.soakpods import KINDS, MISSING, Kind, pod_of
 _PATIENCE = 240.0
 _GPUS = 8  # of the node; a pod is made only when enough of them are free
 _KILL_EVERY = 12  # pods, about
+#: Each once, in random order, before any comes again.
+VICTIMS = ("driver", "containerd", "kubelet")
 _FORCE_EVERY = 6  # deletions; this one does not wait, so devices are given out while their pod still runs
 
 
@@ -159,6 +161,7 @@ class Soak:
         self._seconds = float("inf") if minutes is None else minutes * 60
         self._latest = float("inf")
         self._random = random.Random(seed)
+        self._next: list[str] = []  # who is killed, the last first
         self.figures = Figures(seed)
         self._made: dict[str, Made] = {}
         self._logs: dict[str, Counter[str]] = {}  # repairs by log file
@@ -202,8 +205,8 @@ class Soak:
             elif not self._delete(workspace, pods):
                 pods.wait(1.0)
             if self._kills and until_kill <= 0 and self._more():
-                self._kill()
-                until_kill = self._random.randint(_KILL_EVERY // 2, _KILL_EVERY + _KILL_EVERY // 2)
+                killed = self._kill()
+                until_kill = self._random.randint(_KILL_EVERY // 2, _KILL_EVERY * 3 // 2) if killed else 1
 
     def _more(self) -> bool:
         return len(self._made) < self._wanted and time.monotonic() < self._latest
@@ -266,29 +269,37 @@ class Soak:
             pods.ended = True
 
     # --- killing
-    def _kill(self) -> None:
-        what = self._random.choice(["driver", "containerd", "kubelet"])
-        progress("soak", f"ending {what}")
+    def _kill(self) -> bool:
+        """The next of those that can be killed; False when it was not there, and its turn comes again."""
+        if not self._next:
+            self._next = self._random.sample(VICTIMS, len(VICTIMS))
+        what = self._next[-1]
+        progress("soak", f"killing {what}")
         try:
             if what == "driver":
                 self._kill_driver()
             else:
-                self.lab.on_node("systemctl", "restart", what)
+                kill_service(self.lab, what)
                 self.figures.thawed += len(self.lab.on_node("sh", "-c", _THAW).split())
         except HarnessError as error:  # a driver that is only being made cannot be killed
             progress("soak", f"{what} was not there: {error}")
-            return
+            return False
+        self._next.pop()
         self.figures.kills[what] += 1
+        return True
 
     def _kill_driver(self) -> None:
         kubectl = self.lab.cluster.kubectl
-        (pod,) = kubectl(
+        found = kubectl(
             "-n", NAMESPACE, "get", "pods", "-l", f"app.kubernetes.io/name={RELEASE}", "-o",
             'jsonpath={range .items[*]}{.metadata.name}={.status.containerStatuses[0].restartCount}{"\\n"}{end}',
-        ).split()[:1]  # fmt: skip
-        name, _, restarts = pod.partition("=")
+        ).split()  # fmt: skip
+        if not found:
+            raise HarnessError("there is no pod of the driver")
+        name, _, restarts = found[0].partition("=")
         self._repairs()
-        kill_driver(self.lab)
+        if not kill_driver(self.lab):
+            raise HarnessError("no process of the driver runs")
         if restarts not in {
             "",
             "0",
@@ -333,12 +344,31 @@ class Soak:
         return sum(self._logs.values(), Counter())
 
 
-def kill_driver(lab: Lab) -> None:
-    """kill -9 for the driver's process on the simulated node, if it runs; the kubelet starts it anew."""
+def kill_driver(lab: Lab) -> int:
+    """kill -9 for the driver's process on the simulated node, if it runs; the kubelet starts it anew. How many ran."""
     found = lab.on_node("crictl", "ps", "-q", "--label", f"io.kubernetes.pod.namespace={NAMESPACE}").split()
     for container in found:
         state = json.loads(lab.on_node("crictl", "inspect", "-o", "json", container))
         lab.on_node("kill", "-9", str(state["info"]["pid"]))
+    return len(found)
+
+
+def kill_service(lab: Lab, name: str) -> None:
+    """kill -9 for the main process of a systemd unit, not for the containers in its cgroup; returns when systemd has
+    started it anew (Restart= of kind's units is always), or has been asked to. Raises HarnessError when it does not
+    run."""
+
+    def main_process() -> str:
+        return lab.on_node("systemctl", "show", "-p", "MainPID", "--value", name).strip()
+
+    before = main_process()
+    if before == "0":
+        raise HarnessError(f"{name} does not run")
+    lab.on_node("kill", "-9", before)
+    try:
+        eventually(lambda: main_process() not in {"0", before}, f"{name} started by systemd", seconds=20)
+    except AssertionError:
+        lab.on_node("systemctl", "start", name)
 
 
 def lab_of(cluster: Cluster) -> Lab:

@@ -160,6 +160,7 @@ class Sweep:
         self.guid = {VFS[0]: GUID} if what == ANOTHER_GUID else {}
         self.node = Node(root, with_infiniband=what in (ANOTHER_GUID, PARTITION))
         self.bus_at_first, self.guids_at_first = self.node.bus.state(), self.node.guids()
+        self.offloads_at_first = self.node.offloads()
         self.failures: list[str] = []
         self.cases = 0
 
@@ -247,6 +248,7 @@ class Sweep:
             "node": {name: (mac, 4000, True) for name, mac in HOME.items()},
             "pod": {},
             "files": {},
+            "offloads and queues": self.offloads_at_first,
             "bus": self.bus_at_first,
             "guids": self.guids_at_first,
         }

@@ -10,6 +10,7 @@ import shutil
 import socket
 import struct
 import subprocess
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from pyroute2 import IPRoute
 
 from component.sweep_infiniband import Port, infiniband
 from railmate.attach.drivers import DriverBinding
+from railmate.attach.ethtool import Ethtool
+from railmate.attach.namespaces import with_namespace
 from railmate.claims.attachments import Sandbox
 from railmate.claims.ledger import Ledger
 from railmate.claims.reconcile import Reconciler
@@ -32,6 +35,7 @@ from unit.claims.claims_world import VFS, sandbox
 _CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
 _MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x1000, 0x4000, 0x40000, 2
 _SIOCGIFHWADDR = 0x8927
+_NUD_PERMANENT = 0x80
 LIBC = ctypes.CDLL(None, use_errno=True)
 POD_NS = "pod1"
 POD_PATH = Path("/run/netns", POD_NS)
@@ -95,7 +99,17 @@ echo '{{"ips": [{{"address": "10.77.0.'"${{number%%.*}}"'/24"}}]}}'
 def settings_config(nics: int) -> Any:
     """Something of each kind of setting."""
     rules = [{"table": 100, "source": "10.77.0.0/24"}]
-    more = {"routes": [{"destination": "10.78.0.0/16", "metric": 5}]} if nics == 1 else {}
+    # once is enough of what takes messages of its own
+    more: dict[str, Any] = (
+        {}
+        if nics > 1
+        else {
+            "routes": [{"destination": "10.78.0.0/16", "metric": 5}],
+            "neighbours": [{"address": "10.77.0.9", "mac": "02:00:00:00:09:09"}],
+            "features": {"tx-scatter-gather": False},
+            "channels": {"rx": 2, "tx": 3},
+        }
+    )
     return world.config(mtu=3000, ipam={"type": "books"}, sysctls={"arpIgnore": 1}, rules=rules, **more)
 
 
@@ -123,7 +137,8 @@ def inventory() -> Inventory:
 
 def make_link(name: str, address: str, *more: str) -> None:
     peer = f"peer{PLACES[address]}"
-    ip("link", "add", name, "address", MACS[address], *more, "type", "veth", "peer", "name", peer)
+    queues = ["numrxqueues", "4", "numtxqueues", "4"]
+    ip("link", "add", name, "address", MACS[address], *queues, *more, "type", "veth", "peer", "name", peer)
 
 
 class Node:
@@ -228,10 +243,26 @@ class Node:
             "pod's rules": {
                 rule.get_attr("FRA_PRIORITY") or 0: rule["table"] for rule in self._pod_route.get_rules()
             },
+            "pod's neighbours": {
+                n.get_attr("NDA_DST"): n.get_attr("NDA_LLADDR")
+                for n in self._pod_route.get_neighbours(family=socket.AF_INET)
+                if n["state"] & _NUD_PERMANENT
+            },
+            "pod's offloads and queues": self._pod_offloads(),
+            "offloads and queues": self.offloads(),
             "files": self.files(),
             "bus": self.bus.state(),
             "guids": self.guids(),
         }
+
+    def offloads(self) -> dict[str, tuple[str, ...]]:
+        """On the node."""
+        return offloads(_indices(self._route))
+
+    def _pod_offloads(self) -> dict[str, tuple[str, ...]]:
+        # not in the thread: there pyroute2 opens its socket anew, and a namespace that has no name any more, too
+        indices = _indices(self._pod_route)
+        return with_namespace(self._pod_fd, lambda _: offloads(indices))
 
     def guids(self) -> dict[str, str]:
         return self.infiniband.guids() if self.infiniband else {}
@@ -243,6 +274,25 @@ class Node:
         """Sandboxes that the gate is open for."""
         attached = self.root / "plugins" / world.DRIVER / "attached"
         return {path.name.partition(".")[2] for path in attached.glob("[!.]*")}
+
+
+def _indices(route: Any) -> dict[str, int]:
+    """The first VF's name and index, where it is in the route's namespace. No other has offloads or queues set."""
+    return {
+        link.get_attr("IFLA_IFNAME"): link["index"]
+        for link in route.link("dump")
+        if link.get_attr("IFLA_ADDRESS") == MACS[VFS[0]]
+    }
+
+
+def offloads(indices: dict[str, int]) -> dict[str, tuple[str, ...]]:
+    """The features that are on, and the numbers of queues, of interfaces of this thread's namespace."""
+    with closing(Ethtool()) as kernel:
+        states = {name: kernel.state(index).now for name, index in indices.items()}
+    return {
+        name: (*sorted(feature for feature, on in state.features.items() if on), str(dict(state.channels)))
+        for name, state in states.items()
+    }
 
 
 def _links(route: Any) -> dict[str, tuple[str, int, bool]]:

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from harness.api import ApiError as Refused
 from harness.controlplane import ControlPlane
 from railmate.kube.client import KubeClient
 from railmate.kube.errors import ApiError
+from railmate.node.reports import Reports
 from railmate.publish.controller import SliceController
 from railmate.publish.devices import build_offer
 from railmate.publish.exclusive import Preference
@@ -99,6 +101,49 @@ def all_is_kept(cluster: Cluster, node: str, offer: Offer) -> None:
         assert dropped_fields(one["spec"], other["spec"]) == set()
         assert one["spec"] | {"devices": []} == other["spec"] | {"devices": []}
         assert one["spec"].get("devices", []) == other["spec"].get("devices", [])
+
+
+def test_slices_that_the_server_calls_invalid_are_told_on_the_node_once_and_published_when_they_are_mended(
+    cluster: Cluster, offers: Offers
+) -> None:
+    node = cluster.node("publish-invalid")
+    kube = cluster.driver_client(node)
+    good = offers()
+    first, *rest = good.devices
+    too_long = replace(first, attributes={**first.attributes, "railmate.dev/note": "x" * 65})
+    reports = Reports(kube, DRIVER, node)
+    sender = threading.Thread(target=reports.run, daemon=True)
+    sender.start()
+    controller = SliceController(
+        kube,
+        DRIVER,
+        node,
+        replace(good, devices=(too_long, *rest)),
+        on_refused=lambda message: reports.node_event("ResourceSlicesRefused", message),
+    )
+    loop = threading.Thread(target=controller.run, daemon=True)
+    loop.start()
+
+    def told() -> list[dict[str, Any]]:
+        path = f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3D{node}"
+        return list(cluster.plane.request("GET", path)["items"])
+
+    def published() -> list[str]:
+        return [device["name"] for one in cluster.slices(node) for device in one["spec"].get("devices", ())]
+
+    try:
+        wait_until(lambda: bool(told()), "an Event on the Node")
+        assert published() == []
+        controller.update(good)
+        assert published() == [device.name for device in good.devices]
+        (event,) = told()
+    finally:
+        controller.stop()
+        reports.stop()
+        sender.join(PATIENCE)
+    assert (event["type"], event["reason"]) == ("Warning", "ResourceSlicesRefused")
+    assert event["involvedObject"]["kind"] == "Node"
+    assert "attributes[note].string: Too long" in event["message"]
 
 
 def test_slices_belong_to_the_node(cluster: Cluster, offers: Offers) -> None:

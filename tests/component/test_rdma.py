@@ -114,6 +114,33 @@ def attached(netns: Path, soft: str | None = None) -> Entry:
     )
 
 
+def test_what_was_told_is_remembered_and_what_was_seen_since_is_not_told_yet(
+    pod: Path, node: tuple[Ledger, RuntimeFiles, Observations]
+) -> None:
+    ledger, _, observations = node
+    ledger.put(attached(pod))
+
+    def look_again() -> tuple[Entry, bool | None]:
+        found = observations.observe(uid(1))
+        assert found is not None
+        assert found.seen is not None
+        return found, found.seen.told
+
+    first, told = look_again()
+    assert told is False
+    observations.note_told(first)
+    _, told = look_again()
+    assert told is True, "it is what was told"
+    ip("-netns", POD, "addr", "add", "10.9.0.2/24", "dev", "net1")
+    news, told = look_again()
+    assert told is False
+    observations.note_told(first)  # the report of what was seen before ends late
+    assert ledger.get(uid(1)) == news
+    ledger.drop(uid(1))
+    observations.note_told(news)
+    assert ledger.get(uid(1)) is None, "a claim that was released does not come back"
+
+
 def test_what_the_pod_sees_is_in_the_ledger_and_on_disk(
     pod: Path, node: tuple[Ledger, RuntimeFiles, Observations]
 ) -> None:

@@ -32,8 +32,8 @@ _KINDS = (
     ("write", _WRITES, "*", "*"),
     ("read", ["get", "list", "watch"], "*", "*"),
 )
-#: Seconds of peace in which nothing may be written.
-IDLE = 12.0
+#: Seconds of peace in which nothing may be written; the longer time has a round of repairs (60 s) in it for sure.
+IDLE, LONG_IDLE = 12.0, 75.0
 
 
 def schema(place: int, name: str, verbs: list[str], group: str, resource: str) -> dict[str, Any]:
@@ -108,6 +108,20 @@ def requests(lab: Lab, workspace: Workspace) -> Iterator[Requests]:
         yield Requests(lab)
     finally:
         lab.cluster.kubectl("delete", "flowschema", *(f"railmate-e2e-{name}" for name, *_ in _KINDS))
+
+
+@pytest.mark.long
+def test_a_round_of_repairs_writes_nothing_in_peace(
+    lab: Lab, workspace: Workspace, requests: Requests
+) -> None:
+    """With a pod there, whose claim is looked after."""
+    workspace.apply(template("pair", claim_spec(PAIR)), pod("one", template="pair"))
+    workspace.wait_ready("one")
+    eventually(lambda: workspace.claim_of("one")["status"].get("devices"), "status.devices of pod one")
+    before = requests.counted()
+    time.sleep(LONG_IDLE)
+    idle = requests.counted() - before
+    assert {kind: number for kind, number in idle.items() if kind != "read"} == {}
 
 
 def test_a_pod_costs_one_get_and_one_patch_and_peace_costs_nothing(

@@ -22,28 +22,30 @@ AT_ONCE = 15.0
 
 
 class Hardware:
-    """A VF that can be pulled and put back."""
+    """A function that can be pulled and put back."""
 
     def __init__(self, lab: Lab, address: str) -> None:
         self._lab = lab
         self._place = f"{STATE}/sys/bus/pci/devices/{address}"
-        pf = lab.machine.functions[address].physical_function
-        self._listed = f"{STATE}/sys/bus/pci/devices/{pf}"
+        self._pf = lab.machine.functions[address].physical_function
+        self._listed = f"{STATE}/sys/bus/pci/devices/{self._pf}"
         self._address = address
 
     def pull(self) -> None:
         """The function leaves the bus, and its physical function no longer lists it."""
-        self._shell(
-            f"mv -T {self._place} {STATE}/pulled; cd {self._listed}/; for link in virtfn*; do "
-            f'case $(readlink "$link") in *{self._address}) echo "$link $(readlink "$link")" > {STATE}/listed; '
-            'rm "$link";; esac; done'
-        )
+        self._shell(f"mv -T {self._place} {STATE}/pulled")
+        if self._pf:
+            self._shell(
+                f'cd {self._listed}/; for link in virtfn*; do case $(readlink "$link") in *{self._address}) '
+                f'echo "$link $(readlink "$link")" > {STATE}/listed; rm "$link";; esac; done'
+            )
         self._uevent()
 
     def put_back(self) -> None:
         self._shell(
-            f"[ ! -e {STATE}/listed ] || {{ mv -T {STATE}/pulled {self._place}; "
-            f"read -r link target < {STATE}/listed; ln -s $target {self._listed}/$link; rm {STATE}/listed; }}"
+            f"if [ -e {STATE}/pulled ] || [ -L {STATE}/pulled ]; then mv -T {STATE}/pulled {self._place}; fi; "
+            f"if [ -e {STATE}/listed ]; then read -r link target < {STATE}/listed; "
+            f"ln -s $target {self._listed}/$link; rm {STATE}/listed; fi"
         )
         self._uevent()
 
@@ -99,6 +101,20 @@ def test_a_vf_that_is_gone_is_no_longer_offered_and_offered_again_when_it_is_bac
         hardware.put_back()
         eventually(lambda: published(lab) == before, f"{name} is offered again", AT_ONCE)
         assert time.monotonic() - began < 2 * AT_ONCE
+
+
+def test_a_gpu_that_is_gone_is_no_longer_offered_nor_its_pair_and_both_are_when_it_is_back(
+    lab: Lab, before: dict[str, str]
+) -> None:
+    address = next(at for name, at in before.items() if name.startswith("gpu-"))
+    gone = {name for name, at in before.items() if at == address}
+    vfs = {name: at for name, at in before.items() if name.startswith("vf-")}
+    assert len(gone) >= 2, "the GPU and its pair"
+    with pulled(lab, address) as hardware:
+        eventually(lambda: gone.isdisjoint(published(lab)), "what has the GPU is no longer offered", AT_ONCE)
+        assert vfs.items() <= published(lab).items(), "its NIC alone still is"
+        hardware.put_back()
+        eventually(lambda: published(lab) == before, "all are offered again", AT_ONCE)
 
 
 def test_a_vf_that_a_pod_holds_stays_published_and_its_loss_is_told(

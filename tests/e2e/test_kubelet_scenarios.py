@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from e2e.faults import no_driver
 from e2e.lab import PLUGIN_DIR, Lab, Workspace, claim, claim_spec, eventually, pod, template
-from harness.deploy import wait_ready
+from harness.deploy import NAMESPACE, RELEASE, wait_ready
 from harness.shell import HarnessError
 from harness.soak import kill_driver
 
@@ -59,6 +60,17 @@ def failures(workspace: Workspace, name: str) -> list[str]:
         "items"
     ]
     return [event["message"] for event in events]
+
+
+def node_events(lab: Lab, reason: str) -> list[str]:
+    """Messages of events about the node."""
+    selector = f"involvedObject.name={lab.node},reason={reason}"
+    items = lab.cluster.kubectl_json("-n", "default", "get", "events", "--field-selector", selector)["items"]
+    return [event["message"] for event in items]
+
+
+def driver_log(lab: Lab) -> str:
+    return lab.cluster.kubectl("-n", NAMESPACE, "logs", f"daemonset/{RELEASE}", "--since=120s")
 
 
 def delete_by_force(workspace: Workspace, kind: str, name: str) -> None:
@@ -128,16 +140,37 @@ def test_a_driver_that_dies_between_prepare_and_attach(lab: Lab, workspace: Work
     lab.wait_home()
 
 
+def test_a_pod_made_while_no_driver_runs_starts_when_there_is_one(lab: Lab, workspace: Workspace) -> None:
+    """Its slices are there for another half minute, so the scheduler sends it here."""
+    with no_driver(lab):
+        workspace.apply_example("one-pair")
+        (message,) = eventually(lambda: failures(workspace, "one-pair"), "the kubelet says what is missing")
+        assert "railmate.dev is not registered" in message or "not found" in message
+        assert workspace.get("pod", "one-pair")["status"]["phase"] == "Pending"
+    lab.on_node("systemctl", "restart", "kubelet")  # which asks again only after 60 to 90 s
+    workspace.wait_ready("one-pair")
+    assert workspace.links("one-pair")["net1"]["up"]
+    workspace.delete_pod("one-pair")
+    lab.wait_home()
+
+
 def test_devices_of_a_pod_deleted_by_force_are_waited_for(lab: Lab, workspace: Workspace) -> None:
     """The API has them free at once and the scheduler gives them to the next pod; the old one still runs."""
     workspace.apply(template("all", claim_spec(PAIR, count=8)))
     workspace.apply(stubborn(pod("old", template="all")))
     workspace.wait_ready("old")
+    held = workspace.claim_of("old")["metadata"]
     delete_by_force(workspace, "pod", "old")
     began = time.monotonic()
     workspace.apply(pod("new", template="all"))
     workspace.wait_ready("new", seconds=40)
     assert failures(workspace, "new") == []
+    wanted = workspace.claim_of("new")["metadata"]
+    waits = f"ResourceClaim {workspace.namespace}/{wanted['name']}: "
+    why = f"is still held by ResourceClaim {workspace.namespace}/{held['name']} ({held['uid']})"
+    assert any(waits in line and why in line for line in driver_log(lab).splitlines()), (
+        "the old pod still ran when the new one was asked for"
+    )
     assert time.monotonic() - began < 30
     found = workspace.links("new")
     assert {f"net{number}" for number in range(1, 9)} <= found.keys()
@@ -200,6 +233,12 @@ def test_a_damaged_record_does_not_cost_the_pod_its_devices(lab: Lab, workspace:
             lambda: exists(lab, f"{record}.json", f"{record}.bad"),
             "the record rebuilt, the damaged one set aside",
         )
+        uid = workspace.claim_of("one-pair")["metadata"]["uid"]
+        (message,) = eventually(
+            lambda: [one for one in node_events(lab, "ClaimRecordDamaged") if uid in one],
+            "an Event on the Node",
+        )
+        assert "rebuilt" in message
         wait_ready(lab.cluster)
         assert links_again(workspace, "one-pair") == links
         workspace.delete_pod("one-pair")

@@ -62,6 +62,7 @@ class Ledger:
         self._lock_file = plugin_dir / "serialize.lock"
         self._descriptor: int | None = None
         self._lease_lock_file = plugin_dir / "leases.lock"
+        self._leasing: list[float] = []  # since when each claim's lock that a thread of ours has is held
 
     @property
     def attached_dir(self) -> Path:
@@ -87,7 +88,12 @@ class Ledger:
         Taken before ``locked``, never within it.
         """
         with self._byte_lock(f"claim {uid}"):
-            yield
+            since = time.monotonic()
+            self._leasing.append(since)
+            try:
+                yield
+            finally:
+                self._leasing.remove(since)
 
     @contextmanager
     def reserving(self, function: str) -> Iterator[None]:
@@ -124,6 +130,10 @@ class Ledger:
     def busy_for(self) -> float:
         """Seconds since the longest-standing use of the lock asked for it. More than some means that it is stuck."""
         return time.monotonic() - min(self._asked, default=time.monotonic())
+
+    def leasing_for(self) -> float:
+        """Seconds that the longest-standing `leasing` of this instance has lasted, waits for the lock not counted."""
+        return time.monotonic() - min(self._leasing, default=time.monotonic())
 
     def _with_file_lock(self) -> Iterator[None]:
         if self._depth == 0:

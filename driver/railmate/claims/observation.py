@@ -36,15 +36,23 @@ class Observations:
         if entry is None or entry.attachment is None or not entry.attachment.complete:
             return None
         at = entry.attachment
-        seen = Seen(at.sandbox, tuple(look(_wanted(entry), Path(at.netns) if at.netns else None)))
+        nics = tuple(look(_wanted(entry), Path(at.netns) if at.netns else None))
         with self._ledger.locked():
             now = self._ledger.get(uid)
             if now is None or now.attachment is None or now.attachment.sandbox != at.sandbox:
                 return None
-            if now.seen != seen:
-                now = replace(now, seen=seen)
+            if now.seen is None or (now.seen.sandbox, now.seen.nics) != (at.sandbox, nics):
+                now = replace(now, seen=Seen(at.sandbox, nics, told=False))
                 self._write(now)
             return now
+
+    def note_told(self, entry: Entry) -> None:
+        """The API knows what was seen; an entry that has changed since is left alone. Raises RailmateError when that
+        cannot be written; then it is told once more after a restart."""
+        with self._ledger.locked():
+            now = self._ledger.get(entry.claim.uid)
+            if now is not None and now.seen is not None and now.seen == entry.seen and now.seen.told is False:
+                self._ledger.put(replace(now, seen=replace(now.seen, told=True)), durable=False)
 
     def refreshed(self, entry: Entry) -> Entry:
         """The entry with the character devices that its RDMA devices have now; where they are others the runtime's

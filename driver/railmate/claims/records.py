@@ -152,10 +152,12 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the pod's sandbox saw of the claim's NICs after they were attached."""
+    """What the pod's sandbox saw of the claim's NICs after they were attached. ``told``: whether the API knows of it;
+    None in records of a railmate that did not say."""
 
     sandbox: str
     nics: tuple[SeenNic, ...] = ()
+    told: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from grpc import aio
 
 from railmate.errors import RailmateError
 from railmate.kubelet.health import HEALTH_VERSIONS, HealthService, HealthSource, health_v1, health_v1alpha1
-from railmate.kubelet.services import SUPPORTED_VERSIONS, ClaimVerbs, Registration, Workers, v1, v1beta1
+from railmate.kubelet.services import SUPPORTED_VERSIONS, ClaimVerbs, Registration, v1, v1beta1
 from railmate.kubelet.sockets import Sockets
+from railmate.kubelet.workers import WorkerPools
 from railmate_api.proto import (
     dra_health_v1_pb2_grpc,
     dra_health_v1alpha1_pb2_grpc,
@@ -24,9 +24,6 @@ from railmate_api.proto import (
 )
 
 log = logging.getLogger(__name__)
-
-#: Calls at the same time. Prepares may each wait for a device; more than a node starts pods at once.
-_WORKERS = {"prepare": 32, "unprepare": 8}
 
 
 class KubeletServer:
@@ -46,8 +43,8 @@ class KubeletServer:
         self._driver, self._paths, self._verbs, self._on_registered = driver, paths, verbs, on_registered
         self._source, self._pool = health, pool
         self._health: list[HealthService] = []
-        self._pools = [ThreadPoolExecutor(count, thread_name_prefix=name) for name, count in _WORKERS.items()]
-        self._workers = Workers(*self._pools)
+        self._pools = WorkerPools()
+        self._workers = self._pools.workers
         self._service: aio.Server | None = None
         self._registrar: aio.Server | None = None
 
@@ -89,8 +86,11 @@ class KubeletServer:
         if self._service:
             await self._service.stop(grace=grace)
             _remove_socket(self._paths.service)
-        for pool in self._pools:
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._pools.shutdown()
+
+    def stuck_for(self) -> dict[str, float]:
+        """See `WorkerPools.stuck_for`."""
+        return self._pools.stuck_for()
 
 
 async def probe(socket: Path, seconds: float = 3.0) -> None:

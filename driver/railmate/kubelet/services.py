@@ -10,13 +10,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
 from railmate.claims.records import ClaimRef
 from railmate.claims.state import PreparedClaim
 from railmate.errors import RailmateError
+from railmate.kubelet.workers import Workers
 from railmate_api.proto import dra_v1_pb2, dra_v1beta1_pb2, pluginregistration_pb2
 
 log = logging.getLogger(__name__)
@@ -29,14 +29,6 @@ class ClaimVerbs(Protocol):
     def prepare(self, ref: ClaimRef) -> PreparedClaim: ...
 
     def unprepare(self, ref: ClaimRef) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Workers:
-    """Threads for the verbs, which block. Prepare may wait for an unprepare, so the two do not share them."""
-
-    prepare: Executor
-    unprepare: Executor
 
 
 class DraPlugin:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from railmate import files
 from railmate.attach.elsewhere import Elsewhere
 from railmate.attach.rdmalook import char_devices
 from railmate.cdi.vendor import VendorSpecs
@@ -33,6 +32,7 @@ from railmate.kubelet.sockets import sockets
 from railmate.node.attached import AttachedClaims
 from railmate.node.deviceplugins import DevicePlugins
 from railmate.node.events import RuntimeEvents
+from railmate.node.gateinstall import GateInstaller
 from railmate.node.health import HealthServer
 from railmate.node.machine import MachineWatch, View, first_look
 from railmate.node.memlock import Memlock
@@ -58,6 +58,12 @@ _RECONCILE_EVERY = 60.0
 _ENDS_EVERY = 1.0
 #: Seconds that the ledger's lock may be asked for or held; what takes longer is stuck in the kernel.
 _LOCK_PATIENCE = 40.0
+#: Seconds that a claim's addresses may be asked for, or its functions bound: ten NICs whose plugins or drivers all take
+#: as long as they may (20 and 25 s) are done by then.
+_LEASE_PATIENCE = 300.0
+#: Seconds in which the kubelet's threads come to a new task. As many pods as a node may have (110) that each wait half
+#: a minute for a device need less than two minutes.
+_WORKERS_PATIENCE = 180.0
 
 
 class Agent:
@@ -66,8 +72,11 @@ class Agent:
     def __init__(self, settings: Settings, kube: KubeClient) -> None:
         self._settings = settings
         self._registered = self._published = False
-        install_gate(settings)
         self._reports = Reports(kube, settings.driver_name, settings.node_name)
+        self._gate = GateInstaller(
+            settings, lambda message: self._reports.node_event("GateNotInstalled", message)
+        )
+        self._gate.look()
         ledger = Ledger(
             settings.plugin_dir, lambda message: self._reports.node_event("ClaimRecordDamaged", message)
         )
@@ -93,6 +102,7 @@ class Agent:
         self._vendor_specs = VendorSpecs([Path("/etc/cdi"), settings.cdi_dir])
         observations = Observations(ledger, runtime_files, settings.sysfs_root, settings.dev_root)
         self._attached = AttachedClaims(ledger, observations, self._reports)
+        self._reports.on_told = self._attached.told
         self._attached.catch_up(ledger.entries().values())
         self._state = ClaimState(kube, self._node_view(view), ledger, runtime_files, boot, self._attached)
         self._state.moves.elsewhere = Elsewhere(settings.host_proc)
@@ -229,10 +239,19 @@ class Agent:
         return missing
 
     async def _dead(self) -> list[str]:
-        """What only a restart mends. Goes the kubelet's way: socket, service, threads."""
+        """What only a restart mends. Goes the kubelet's way: socket, service; then threads, where a task may wait."""
         dead = [f"thread {thread.name} has ended" for thread in self._threads if not thread.is_alive()]
         if self._ledger.busy_for() > _LOCK_PATIENCE:
             dead.append(f"the ledger has been locked for more than {_LOCK_PATIENCE:.0f} s")
+        if self._ledger.leasing_for() > _LEASE_PATIENCE:
+            dead.append(
+                f"a claim's addresses or functions are being changed for more than {_LEASE_PATIENCE:.0f} s"
+            )
+        dead += [
+            f"no {verb} has begun for more than {_WORKERS_PATIENCE:.0f} s though some wait; all threads are stuck"
+            for verb, seconds in self._kubelet.stuck_for().items()
+            if seconds > _WORKERS_PATIENCE
+        ]
         try:
             await probe(self._paths.service)
         except RailmateError as error:
@@ -246,6 +265,8 @@ class Agent:
             self._look_soon.clear()
             if time.monotonic() >= due:
                 self._reconciler.run()
+                self._attached.retry()
+                attempt(self._gate.look)
                 self._memlock.look()
                 self._rdma_cgroup.look()
                 due = time.monotonic() + _RECONCILE_EVERY
@@ -310,18 +331,3 @@ class Agent:
 
     def _on_registered(self, registered: bool) -> None:
         self._registered = registered
-
-
-def install_gate(settings: Settings) -> None:
-    """Put the hook executable where the runtime on the node finds it; renamed into place, so that a
-    container that starts at this moment runs the old or the new one, never half of it."""
-    target = settings.installed_gate
-    try:
-        target.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        wanted = settings.gate_binary.read_bytes()
-        if not target.exists() or target.read_bytes() != wanted:
-            files.write_bytes(target, wanted, mode=0o755)
-    except OSError as error:
-        raise RailmateError(
-            f"the gate cannot be installed as {target} ({error}). Is {target.parent} mounted, and writable?"
-        ) from error

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable
 
+from railmate.claims.attachments import attempt
 from railmate.claims.ledger import Ledger
 from railmate.claims.observation import Observations, is_settled
 from railmate.claims.records import ClaimRef, Entry
@@ -28,6 +29,7 @@ class AttachedClaims(ClaimObserver):
         self._ledger, self._observations, self._reports = ledger, observations, reports
         self._news = threading.Condition()
         self._due: dict[str, tuple[float, int]] = {}  # claim UID -> when to look, and how often it was looked
+        self._untold: set[str] = set()  # claims whose report was given up for now
         self._stopping = False
 
     # --- what the claims' verbs tell
@@ -37,17 +39,36 @@ class AttachedClaims(ClaimObserver):
     def released(self, claim: ClaimRef) -> None:
         with self._news:
             self._due.pop(claim.uid, None)
+            self._untold.discard(claim.uid)
         self._reports.released(claim)
 
     def claim_event(self, claim: ClaimRef, reason: str, message: str) -> None:
         self._reports.claim_event(claim, reason, message)
 
     def catch_up(self, entries: Iterable[Entry]) -> None:
-        """What an earlier process attached and did not come to look at."""
+        """What an earlier process attached and did not come to look at, or to tell."""
         for entry in entries:
-            at = entry.attachment
-            if at is not None and at.complete and (entry.seen is None or entry.seen.sandbox != at.sandbox):
+            at, seen = entry.attachment, entry.seen
+            if at is None or not at.complete:
+                continue
+            if seen is None or seen.sandbox != at.sandbox or seen.told is False:
                 self._enqueue(entry.claim.uid)
+
+    # --- what became of the reports
+    def told(self, entry: Entry, final: bool) -> None:
+        """What was seen of the claim was told, or never will be; or, not ``final``, it was given up for now."""
+        if final:
+            attempt(lambda: self._observations.note_told(entry))
+        else:
+            with self._news:
+                self._untold.add(entry.claim.uid)
+
+    def retry(self) -> None:
+        """Look at, and tell, what was given up for now. Costs nothing where nothing was."""
+        with self._news:
+            untold, self._untold = self._untold, set()
+        for uid in untold:
+            self._enqueue(uid)
 
     def _enqueue(self, uid: str) -> None:
         with self._news:

@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from railmate.claims.records import ClaimRef, Entry
 from railmate.claims.state import ClaimObserver
@@ -23,39 +24,67 @@ from railmate.node.conditions import device_status
 
 log = logging.getLogger(__name__)
 
-#: Reports that may wait; when the API server is away for long, the newest are lost, and the log has them.
+#: Reports that may wait; when the API server is away for long, the newest are lost, and the log has them. Of a claim's
+#: status ``on_told`` hears that.
 _BACKLOG = 256
 _TRIES, _PAUSE = 4, 1.0  # seconds between tries, doubled each time
 #: Seconds in which the same event is not sent again.
 _SILENCE = 600.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """``ended`` is told whether it was sent or never can be (True), or was given up for now."""
+
+    what: str
+    send: Callable[[], None]
+    ended: Callable[[bool], None] = lambda final: None
+
+
+@dataclass(slots=True)
+class _Status:
+    """What a claim's status.devices was last said to be, and for which entry; ``final`` once that was sent."""
+
+    digest: str
+    entry: Entry
+    final: bool = False
+
+
 class Reports(ClaimObserver):
+    """``on_told`` hears of each claim whose status was sent or never can be (True), or was given up for now."""
+
     def __init__(self, kube: KubeClient, driver: str, node: str) -> None:
         self._kube, self._driver, self._node = kube, driver, node
-        self._waiting: queue.Queue[tuple[str, Callable[[], None]] | None] = queue.Queue(_BACKLOG)
+        self.on_told: Callable[[Entry, bool], None] = lambda entry, final: None
+        self._waiting: queue.Queue[_Report | None] = queue.Queue(_BACKLOG)
+        self._lock = threading.Lock()  # of the two below: all threads of the driver report
         self._sent: dict[tuple[str, str, str], float] = {}
-        self._status: dict[str, str] = {}  # claim UID -> what its status.devices was last said to be
+        self._status: dict[str, _Status] = {}  # by claim UID
         self._stopping = threading.Event()
 
     def run(self) -> None:
         """Blocking; run it in a daemon thread."""
         while (one := self._waiting.get()) is not None and not self._stopping.is_set():
-            what, send = one
-            pause = _PAUSE
-            for left in reversed(range(_TRIES)):
-                try:
-                    send()
-                    break
-                except ApiError as error:
-                    if error.not_found or error.status in {403, 422} or not left:
-                        log.warning("%s could not be reported: %s", what, error)
-                        break
-                    self._stopping.wait(pause)
-                    pause *= 2
-                except Exception:
-                    log.exception("%s could not be reported", what)
-                    break
+            one.ended(self._send(one))
+
+    def _send(self, one: _Report) -> bool:
+        """Whether it was sent, or no other try helps."""
+        pause = _PAUSE
+        for left in reversed(range(_TRIES)):
+            try:
+                one.send()
+                return True
+            except ApiError as error:
+                final = error.not_found or error.status in {403, 422}
+                if final or not left:
+                    log.warning("%s could not be reported: %s", one.what, error)
+                    return final
+                self._stopping.wait(pause)
+                pause *= 2
+            except Exception:
+                log.exception("%s could not be reported", one.what)
+                return True
+        return False
 
     def stop(self) -> None:
         self._stopping.set()  # seen after the report that is being sent
@@ -81,10 +110,11 @@ class Reports(ClaimObserver):
     def _event(self, namespace: str, about: Object, reason: str, message: str) -> None:
         key = (about["uid"], reason, message)
         now = time.monotonic()
-        self._sent = {sent: at for sent, at in self._sent.items() if now - at < _SILENCE}
-        if key in self._sent:
-            return
-        self._sent[key] = now
+        with self._lock:
+            self._sent = {sent: at for sent, at in self._sent.items() if now - at < _SILENCE}
+            if key in self._sent:
+                return
+            self._sent[key] = now
         stamp = _now()
         event = {
             "apiVersion": "v1",
@@ -102,16 +132,25 @@ class Reports(ClaimObserver):
             "lastTimestamp": stamp,
             "count": 1,
         }
-        self._put((f"event {reason}", lambda: self._kube.create_event(namespace, event)))
+        self._put(_Report(f"event {reason}", lambda: self._kube.create_event(namespace, event)))
 
     # --- status.devices
     def attached(self, entry: Entry) -> None:
         """The claim's NICs are in its pod, and were looked at. A sandbox that is made again changes nothing."""
         devices = [device_status(self._driver, entry, device) for device in entry.devices if device.nics]
-        digest = json.dumps(devices, sort_keys=True)
-        if not devices or self._status.get(entry.claim.uid) == digest:
+        if not devices:
             return
-        self._status[entry.claim.uid] = digest
+        digest, uid = json.dumps(devices, sort_keys=True), entry.claim.uid
+        with self._lock:
+            known = self._status.get(uid)
+            if known is not None and known.digest == digest:
+                known.entry = entry
+            else:
+                self._status[uid] = _Status(digest, entry)
+        if known is not None and known.digest == digest:
+            if known.final:
+                self.on_told(entry, True)
+            return
         stamp = _now()
         for device in devices:
             device["conditions"] = [one | {"lastTransitionTime": stamp} for one in device["conditions"]]
@@ -127,21 +166,34 @@ class Reports(ClaimObserver):
         }
         claim = entry.claim
         self._put(
-            (
+            _Report(
                 f"status.devices of {claim}",
                 lambda: self._kube.apply_claim_status(claim.namespace, claim.name, body),
+                lambda final: self._ended(uid, digest, final),
             )
         )
 
+    def _ended(self, uid: str, digest: str, final: bool) -> None:
+        with self._lock:
+            known = self._status.get(uid)
+            if known is None or known.digest != digest:
+                return  # released, or there is news on its way
+            known.final = final
+            if not final:
+                del self._status[uid]
+        self.on_told(known.entry, final)
+
     def released(self, claim: ClaimRef) -> None:
         """The API server removes the status with the allocation; only what we remember of it goes."""
-        self._status.pop(claim.uid, None)
+        with self._lock:
+            self._status.pop(claim.uid, None)
 
-    def _put(self, one: tuple[str, Callable[[], None]]) -> None:
+    def _put(self, one: _Report) -> None:
         try:
             self._waiting.put_nowait(one)
         except queue.Full:
-            log.warning("%s is not reported: too many reports wait", one[0])
+            log.warning("%s is not reported: too many reports wait", one.what)
+            one.ended(False)
 
 
 def _now() -> str:

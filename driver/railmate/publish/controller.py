@@ -20,7 +20,7 @@ from railmate.publish.exclusive import Preference, lost, without_counters
 from railmate.publish.model import Offer
 from railmate.publish.shared import without_shared
 from railmate.publish.slices import gate_probe, keep_taint_times, resource_slices
-from railmate.publish.writes import WritePlan, dropped_fields, plan_writes, without_fields
+from railmate.publish.writes import WritePlan, dropped_fields, is_kept, plan_writes, without_fields
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ class SliceController:
         # Fields that the server does not keep: wanting them back would loop for ever.
         self._dropped: set[str] = set()
         self._ask_again_at = 0.0
+        # Slices that the server made more of than it was sent, with its answer: writing them again changes nothing.
+        self._answers: dict[str, tuple[Object, Object]] = {}
 
     def run(self) -> None:
         pause = _PAUSE_FIRST
@@ -134,21 +136,32 @@ class SliceController:
 
     def _sync(self) -> str:
         existing, version = self._kube.list_slices(self._driver, self._node)
-        if self._node_uid is None or not existing:
-            # a Node that was deleted and made again has another UID, and took its slices along
-            self._node_uid = self._kube.get_node(self._node)["metadata"]["uid"]
+        asked = self._node_uid is None
+        if asked:
+            self._ask_for_node()
         if time.monotonic() >= self._ask_again_at:
             self._ask_for_gates()
         while True:
-            plan = plan_writes(existing, self._desired(1, existing))
+            plan = plan_writes(existing, self._desired(1, existing), self._answers)
             if plan.generation is None:
                 break
+            if plan.create and not asked:
+                # A Node that was deleted and made again has another UID, and takes the slices along that name the old
+                # one, one by one: what is restored must not go the same way.
+                asked = True
+                if self._ask_for_node():
+                    continue
             finished = self._write(existing, self._desired(plan.generation, existing), plan)
             existing, version = self._kube.list_slices(self._driver, self._node)
             if finished:
                 break
         self._on_published()
         return version
+
+    def _ask_for_node(self) -> bool:
+        """Whether the Node's UID is another than was known."""
+        known, self._node_uid = self._node_uid, self._kube.get_node(self._node)["metadata"]["uid"]
+        return self._node_uid != known
 
     @property
     def _published(self) -> Offer:
@@ -185,7 +198,11 @@ class SliceController:
                 stored = self._kube.create_slice(body)
             else:
                 continue
-            if self._note_dropped(dropped_fields(body["spec"], stored["spec"])) & (_COUNTERS | _SHARES):
+            dropped = dropped_fields(body["spec"], stored["spec"])
+            self._answers.pop(name, None)
+            if not dropped and not is_kept(stored, body):
+                self._answers[name] = body, stored
+            if self._note_dropped(dropped) & (_COUNTERS | _SHARES):
                 return False
         log.info(
             "ResourceSlices of node %s: %d created, %d updated, %d deleted (%d devices, generation %d)",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from railmate.kube.client import Object
+
+#: What was sent of a slice, and what the server answered where it added to it: a newer server's defaults, a webhook's
+#: fields. By the slice's name.
+Answers = Mapping[str, tuple[Object, Object]]
+_NO_ANSWERS: Answers = {}
 
 
 class WritePlan:
@@ -18,8 +23,8 @@ class WritePlan:
         self.generation: int | None = None
 
 
-def plan_writes(existing: list[Object], desired: list[Object]) -> WritePlan:
-    """What to write. Pure.
+def plan_writes(existing: list[Object], desired: list[Object], answers: Answers = _NO_ANSWERS) -> WritePlan:
+    """What to write. Pure. A slice that is as the server answered to the same wish is not written again.
 
     A pool's generation tells the scheduler which slices belong together: it stays when exactly one
     slice changes in place, else it is raised and all slices are written (KEP-4381, ResourcePool). Taints
@@ -33,11 +38,19 @@ def plan_writes(existing: list[Object], desired: list[Object]) -> WritePlan:
     plan.delete = stored.keys() - wanted.keys()
     plan.create = wanted.keys() - stored.keys()
     kept = wanted.keys() & stored.keys()
-    changed = {name for name in kept if not _same(stored[name], wanted[name])}
+    changed = {name for name in kept if not is_kept(stored[name], wanted[name], answers.get(name))}
     mixed = len({stored[name]["spec"]["pool"]["generation"] for name in kept}) > 1
     if not (plan.delete or plan.create or changed or mixed):
         return plan
-    together = {name for name in changed if not _same(_untainted(stored[name]), _untainted(wanted[name]))}
+    together = {
+        name
+        for name in changed
+        if not is_kept(
+            _untainted(stored[name]),
+            _untainted(wanted[name]),
+            tuple(_untainted(one) for one in answers[name]) if name in answers else None,
+        )
+    }
     if plan.create or plan.delete or mixed or len(together) > 1:
         plan.generation = highest + 1
         plan.update = set(kept)
@@ -47,9 +60,11 @@ def plan_writes(existing: list[Object], desired: list[Object]) -> WritePlan:
     return plan
 
 
-def _same(stored: Object, wanted: Object) -> bool:
-    """Equal but for the generation, which the plan decides. Order of devices counts: first fit walks it."""
-    return _comparable(stored) == _comparable(wanted)
+def is_kept(stored: Object, wanted: Object, answer: tuple[Object, ...] | None = None) -> bool:
+    """Equal but for the generation, which the plan decides; or ``wanted`` is what was sent, and ``stored`` what the
+    server made of it. Order of devices counts: first fit walks it."""
+    there, wish = _comparable(stored), _comparable(wanted)
+    return there == wish or (answer is not None and (wish, there) == tuple(map(_comparable, answer)))
 
 
 def _untainted(item: Object) -> Object:

@@ -56,8 +56,11 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mac": ({"mac": "02:00:00:00:00:AA"}, {"mac": "02:00:00:00:00:aa", "vf": VfSettings("02:00:00:00:00:aa")}),
     "addresses": ({"addresses": ["10.0.0.2/24"]}, {"addresses": ("10.0.0.2/24",)}),
     "routes": (
-        {"routes": [{"destination": "10.1.0.0/16", "metric": 5, "table": 100}]},
-        {"routes": (Route("10.1.0.0/16", None, None, 5, 100),)},
+        {"addresses": ["10.0.0.2/24"],
+         "routes": [{"destination": "10.1.0.0/16", "metric": 5, "table": 100},
+                    {"destination": "0.0.0.0/0", "gateway": "10.0.0.1", "source": "10.0.0.2"}]},
+        {"addresses": ("10.0.0.2/24",),
+         "routes": (Route("10.1.0.0/16", None, None, 5, 100), Route("0.0.0.0/0", "10.0.0.1", "10.0.0.2"))},
     ),
     "rules": (
         {"rules": [{"table": 100, "source": "10.0.0.2/32", "priority": 7}, {"table": 9, "destination": "::/0"}]},
@@ -75,8 +78,11 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                      "ipv6/disable_ipv6": "1"}},
     ),
     "features": ({"features": {"rx-gro": False}}, {"ethtool": EthtoolSettings({"rx-gro": False})}),
-    "rings": ({"rings": {"rx": 512}}, {"ethtool": EthtoolSettings({}, {"rx": 512})}),
-    "channels": ({"channels": {"combined": 4}}, {"ethtool": EthtoolSettings({}, {}, {"combined": 4})}),
+    "rings": ({"rings": {"rx": 512, "tx": 256}}, {"ethtool": EthtoolSettings({}, {"rx": 512, "tx": 256})}),
+    "channels": (
+        {"channels": {"rx": 1, "tx": 2, "combined": 4}},
+        {"ethtool": EthtoolSettings({}, {}, {"rx": 1, "tx": 2, "combined": 4})},
+    ),
     "vlan": ({"vlan": 100}, {"vf": VfSettings(vlan=100, qos=0, protocol="802.1Q")}),
     "vlanQoS": ({"vlan": 100, "vlanQoS": 3}, {"vf": VfSettings(vlan=100, qos=3, protocol="802.1Q")}),
     "vlanProtocol": (
@@ -108,6 +114,34 @@ def test_no_field_is_forgotten() -> None:
     assert declared == EFFECTS.keys() | {"interfaceName", "ipam", "envHints"} | elsewhere.keys()
     for field, module in elsewhere.items():
         assert field in Path(__file__).with_name(f"{module}.py").read_text(), f"{field} in {module}"
+
+
+def nested(kind: fields.Type) -> set[str]:
+    """Names of the settings in objects of ours, and in lists of them."""
+    if isinstance(kind, fields.Items):
+        return nested(kind.item)
+    return (
+        {one.name for one in fields.settings(kind.of).values()}
+        if isinstance(kind, fields.Group) and not kind.open
+        else set()
+    )
+
+
+def written(value: Any) -> set[str]:
+    entries = value if isinstance(value, list) else [value]
+    return {name for one in entries if isinstance(one, dict) for name in one}
+
+
+def test_no_nested_field_is_forgotten() -> None:
+    declared = {one.name: nested(one.type) for one in fields.settings(RdmaVfConfig).values()}
+    assert {name for name, inner in declared.items() if inner} == {
+        "routes", "rules", "neighbours", "sysctls", "rings", "channels", "ipoib"
+    }  # fmt: skip
+    for name in declared.keys() & EFFECTS.keys():
+        if declared[name]:
+            assert written(EFFECTS[name][0][name]) == declared[name], name
+    elsewhere = Path(__file__).with_name("test_infiniband.py").read_text()
+    assert all(f'"{field}": ' in elsewhere for field in declared["ipoib"])
 
 
 def test_without_config_a_vf_gets_its_physical_functions_mtu() -> None:

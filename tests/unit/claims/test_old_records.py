@@ -65,6 +65,15 @@ def test_what_this_one_adds_is_ignored_by_nobody_and_read_again() -> None:
     assert Entry.from_json(newer) == entry
 
 
+def test_what_was_seen_is_neither_told_nor_untold_where_the_record_does_not_say() -> None:
+    """Else every claim of a node would be written to once after an update."""
+    seen = {"sandbox": "sandbox-1", "nics": []}
+    entry = Entry.from_json(ENTRY | {"seen": seen})
+    assert entry.seen is not None
+    assert entry.seen.told is None
+    assert Entry.from_json(ENTRY | {"seen": seen | {"told": False}}).to_json()["version"] == 1
+
+
 def test_a_stray_of_the_railmate_before_is_read() -> None:
     assert netdev_snapshot(SNAPSHOT) == NetdevSnapshot(VFS[0], "vf0", "02:00:00:00:00:01", 1500, True, VFS[0])
 

@@ -20,6 +20,7 @@ import pytest
 from harness.machines import MACHINES, Machine, load_machine
 from harness.nvmlstub import FACTS_VARIABLE, build, write_facts
 from railmate.health import nvmlevents
+from railmate.health.damping import Damping
 from railmate.health.model import Health
 from railmate.health.monitor import HealthMonitor
 from railmate.health.nvml import NvmlWatch
@@ -204,6 +205,7 @@ def test_lost_gpu_taints_itself_and_its_pair_at_once_and_not_for_ever(
         on_change=lambda taints: told.put(dict(taints)),
         lost=lambda: watched.watch.lost(),
         period=3600.0,
+        damping=Damping(settle=0.0),
     )
     watched.watch._changed = monitor.recheck
     monitor.look()
@@ -219,6 +221,9 @@ def test_lost_gpu_taints_itself_and_its_pair_at_once_and_not_for_ever(
             (device, *_) = [one for one in monitor.devices() if one.name in wanted]
             assert device.health is Health.UNHEALTHY
             assert "NVML" in device.message
+            driver.says()
+            assert told.get(timeout=PATIENCE) == {}
+            assert {device.health for device in monitor.devices()} == {Health.HEALTHY}
     finally:
         monitor.stop()
         for thread in threads:

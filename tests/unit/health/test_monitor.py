@@ -97,6 +97,36 @@ def test_cable_pulled_taints_all_vfs_and_the_pair_and_plugged_clears(tree: Tree,
     assert {device.health for device in one.devices()} == {Health.HEALTHY}
 
 
+@pytest.mark.parametrize("end", ["gpu", "nic"])
+def test_slow_pcie_link_taints_what_is_behind_it_and_full_speed_clears(
+    tree: Tree, clock: Clock, end: str
+) -> None:
+    one = monitor(tree, clock=clock)
+    one.look()
+    slow = tree.gpu if end == "gpu" else tree.pf
+    behind = {slow, *tree.inventory.functions[slow].virtual_functions}
+    tree.set_link(slow, "16.0 GT/s PCIe", "4")
+    clock.now += 5
+    one.look()
+    wanted = {
+        device.name: f"{end}-pcie-link-degraded"
+        for device in tree.offer.devices
+        if behind & {*device.gpus, *device.nics}
+    }
+    assert tree.pair.name in wanted
+    assert len(wanted) < len(tree.offer.devices)
+    assert one.taints == wanted
+    assert by_name(one)[tree.pair.name].health is Health.UNHEALTHY
+    tree.set_link(slow, "16.0 GT/s PCIe", "16")
+    clock.now += 5
+    one.look()
+    assert one.taints == wanted  # settling
+    clock.now += 10
+    one.look()
+    assert one.taints == {}
+    assert {device.health for device in one.devices()} == {Health.HEALTHY}
+
+
 def test_unbound_vf_taints_what_has_it_and_nothing_else(tree: Tree, clock: Clock) -> None:
     (tree.function(tree.vf) / "driver").unlink()
     one = monitor(tree, clock=clock)

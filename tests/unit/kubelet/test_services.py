@@ -13,7 +13,8 @@ import pytest
 from railmate.claims.records import ClaimRef, PreparedDevice
 from railmate.claims.state import PreparedClaim
 from railmate.errors import RailmateError
-from railmate.kubelet.services import SUPPORTED_VERSIONS, DraPlugin, Registration, Workers, v1, v1beta1
+from railmate.kubelet.services import SUPPORTED_VERSIONS, DraPlugin, Registration, v1, v1beta1
+from railmate.kubelet.workers import Workers
 from railmate_api.proto import dra_v1_pb2, dra_v1beta1_pb2, pluginregistration_pb2
 
 PREPARED = PreparedClaim(

@@ -36,6 +36,7 @@ class Observed:
         self.views: dict[str, list[SeenNic | Exception | None]] = {}
         self.looks: list[str] = []
         self.known: dict[str, Entry] = {}
+        self.noted: list[Entry] = []
         self.go_on = threading.Event()
         self.go_on.set()
 
@@ -51,6 +52,9 @@ class Observed:
         number = int(claim[-12:])
         self.known[claim] = entry(number, view)
         return self.known[claim]
+
+    def note_told(self, one: Entry) -> None:
+        self.noted.append(one)
 
     def get(self, claim: str) -> Entry | None:
         return self.known.get(claim)
@@ -193,16 +197,44 @@ def test_released_claim_is_looked_at_no_more(
     assert told.released_claims == [ref(1)]
 
 
-@pytest.mark.parametrize(("seen", "looked_at"), [(None, True), (SETTLED, False)])
+@pytest.mark.parametrize(
+    ("seen", "told_before", "looked_at"),
+    [(None, None, True), (SETTLED, False, True), (SETTLED, True, False), (SETTLED, None, False)],
+    ids=["not looked at", "not told", "told", "by a railmate that did not say"],
+)
 def test_what_an_earlier_process_did_not_come_to_is_done(
     claims: AttachedClaims,
     observed: Observed,
     told: Told,
     seen: SeenNic | None,
+    told_before: bool | None,
     looked_at: bool,
 ) -> None:
     observed.views = {uid(1): [SETTLED], uid(2): [SETTLED]}
-    claims.catch_up([entry(1, seen), replace(entry(1), attachment=None)])
+    one = entry(1, seen)
+    if one.seen is not None:
+        one = replace(one, seen=replace(one.seen, told=told_before))
+    claims.catch_up([one, replace(entry(1), attachment=None)])
     claims.attached(entry(2))
     told.wait(2 if looked_at else 1)
     assert (uid(1) in observed.looks) is looked_at
+
+
+def test_report_that_was_sent_is_remembered(claims: AttachedClaims, observed: Observed) -> None:
+    claims.told(entry(1, SETTLED), True)
+    assert observed.noted == [entry(1, SETTLED)]
+
+
+def test_report_that_was_given_up_is_made_again_when_it_is_time(
+    claims: AttachedClaims, observed: Observed, told: Told
+) -> None:
+    observed.views = {uid(1): [SETTLED], uid(2): [SETTLED], uid(3): [SETTLED]}
+    claims.told(entry(1, SETTLED), False)
+    claims.told(entry(3, SETTLED), False)
+    claims.released(ref(3))
+    claims.retry()
+    told.wait(1)
+    claims.retry()
+    claims.attached(entry(2))
+    assert [one.claim.uid for one in told.wait(2)] == [uid(1), uid(2)], "once, and of no released claim"
+    assert observed.noted == []

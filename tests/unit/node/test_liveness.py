@@ -44,7 +44,8 @@ def agent() -> Iterator[Any]:
     thread.start()
     found: Any = Agent.__new__(Agent)
     found._threads = [thread]
-    found._ledger = SimpleNamespace(busy_for=lambda: 0.0)
+    found._ledger = SimpleNamespace(busy_for=lambda: 0.0, leasing_for=lambda: 0.0)
+    found._kubelet = SimpleNamespace(stuck_for=dict)
     found._paths = SimpleNamespace(service=Path("/plugins/dra.sock"))
     yield found
     ending.set()
@@ -77,6 +78,23 @@ def test_thread_that_has_ended_is_named(agent: Any, probed: Probed) -> None:
 def test_ledger_that_stays_locked_is_told(agent: Any, probed: Probed, seconds: float, stuck: bool) -> None:
     agent._ledger.busy_for = lambda: seconds
     assert any("ledger" in sentence for sentence in dead(agent)) == stuck
+
+
+@pytest.mark.parametrize(("seconds", "stuck"), [(20.0, False), (module._LEASE_PATIENCE + 1, True)])
+def test_claim_whose_addresses_or_functions_never_get_done_is_told(
+    agent: Any, probed: Probed, seconds: float, stuck: bool
+) -> None:
+    agent._ledger.leasing_for = lambda: seconds
+    assert any("addresses or functions" in sentence for sentence in dead(agent)) == stuck
+
+
+@pytest.mark.parametrize(("seconds", "stuck"), [(30.0, False), (module._WORKERS_PATIENCE + 1, True)])
+@pytest.mark.parametrize("verb", ["prepare", "unprepare"])
+def test_threads_that_are_all_stuck_are_told(
+    agent: Any, probed: Probed, verb: str, seconds: float, stuck: bool
+) -> None:
+    agent._kubelet.stuck_for = lambda: {verb: seconds}
+    assert any(f"no {verb} has begun" in sentence for sentence in dead(agent)) == stuck
 
 
 def test_everything_that_is_wrong_is_told_at_once(agent: Any, probed: Probed) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -165,6 +167,106 @@ def test_claim_that_comes_again_after_its_release_is_told_again(reports: Reports
     reports.released(ref(1))
     reports.attached(entry())
     kube.wait(2)
+
+
+class Heard:
+    """What becomes of statuses."""
+
+    def __init__(self, reports: Reports) -> None:
+        self.ends: list[tuple[Entry, bool]] = []
+        self._news = threading.Condition()
+        reports.on_told = self._on_told
+
+    def _on_told(self, one: Entry, final: bool) -> None:
+        with self._news:
+            self.ends.append((one, final))
+            self._news.notify_all()
+
+    def wait(self, count: int = 1) -> list[tuple[Entry, bool]]:
+        with self._news:
+            assert self._news.wait_for(lambda: len(self.ends) >= count, 10)
+            return self.ends
+
+
+@pytest.mark.parametrize(
+    "failures", [[], [ApiError("busy", 500, "")], [ApiError("gone", 404, "NotFound")], [ValueError("odd")]]
+)
+def test_status_that_was_sent_or_never_can_be_is_said_to_be_told(
+    reports: Reports, kube: Kube, failures: list[Exception]
+) -> None:
+    heard = Heard(reports)
+    kube.failures = failures
+    reports.attached(entry())
+    assert heard.wait() == [(entry(), True)]
+
+
+def test_status_that_was_given_up_can_be_told_again(reports: Reports, kube: Kube) -> None:
+    """The server was away for longer than the tries."""
+    heard = Heard(reports)
+    kube.failures = [ApiError("not reachable")] * module._TRIES
+    reports.attached(entry())
+    assert heard.wait() == [(entry(), False)]
+    reports.attached(entry())
+    assert heard.wait(2)[1] == (entry(), True)
+    assert len(kube.calls) == 1
+
+
+def test_status_for_which_there_was_no_room_is_given_up_for_now(kube: Kube) -> None:
+    reports = Reports(kube, "railmate.dev", "node1")  # type: ignore[arg-type]  # nothing sends
+    heard = Heard(reports)
+    for number in range(module._BACKLOG):
+        reports.node_event("A", str(number))
+    reports.attached(entry())
+    assert heard.ends == [(entry(), False)]
+
+
+def test_status_that_did_not_change_is_told_for_the_newest_sandbox(reports: Reports, kube: Kube) -> None:
+    heard = Heard(reports)
+    reports.attached(entry())
+    heard.wait()
+    again = entry()
+    assert again.attachment is not None
+    again = replace(again, attachment=replace(again.attachment, sandbox="sandbox-2"))
+    reports.attached(again)
+    assert heard.wait(2)[1] == (again, True)
+    assert len(kube.calls) == 1
+
+
+def test_status_of_a_released_claim_is_of_no_interest_any_more(kube: Kube) -> None:
+    reports = Reports(kube, "railmate.dev", "node1")  # type: ignore[arg-type]
+    heard = Heard(reports)
+    reports.attached(entry(1))
+    reports.released(ref(1))
+    reports.attached(entry(2))
+    thread = threading.Thread(target=reports.run, daemon=True)
+    thread.start()
+    assert [one.claim for one, _ in heard.wait()] == [ref(2)]
+    reports.stop()
+    thread.join(10)
+
+
+def test_events_of_many_threads_are_each_sent_once(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = Reports(kube, "railmate.dev", "node1")  # type: ignore[arg-type]
+    put: list[str] = []
+    monkeypatch.setattr(reports, "_put", lambda one: put.append(one.what))
+    start = threading.Barrier(8)
+
+    def report() -> None:
+        start.wait(10)
+        for number in range(200):
+            reports.node_event("A", str(number))
+
+    threads = [threading.Thread(target=report) for _ in range(8)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(put) == 200
 
 
 def test_several_netdevs_of_a_device_have_no_room(reports: Reports, kube: Kube) -> None:

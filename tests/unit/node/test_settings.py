@@ -1,4 +1,4 @@
-"""What an administrator may say, and how the gate gets onto the node."""
+"""What an administrator may say."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from railmate.errors import RailmateError, UsageError
-from railmate.node.agent import install_gate
+from railmate.errors import UsageError
 from railmate.node.settings import Settings
 
 
@@ -48,23 +47,3 @@ def test_paths_follow_the_drivers_name(gate: Path) -> None:
 def test_bad_setting_names_its_option(gate: Path, bad: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         settings(gate, **bad)
-
-
-def test_gate_is_installed_executable_and_replaced_when_it_changes(gate: Path) -> None:
-    one = settings(gate)
-    install_gate(one)
-    assert one.installed_gate.read_bytes() == b"\x7fELF one"
-    assert one.installed_gate.stat().st_mode & 0o555 == 0o555
-    before = one.installed_gate.stat().st_ino
-    install_gate(one)
-    assert one.installed_gate.stat().st_ino == before, "the same file is left alone"
-    gate.write_bytes(b"\x7fELF two")
-    install_gate(one)
-    assert one.installed_gate.read_bytes() == b"\x7fELF two"
-    assert one.installed_gate.stat().st_ino != before, "renamed into place, never written over"
-
-
-def test_gate_that_cannot_be_installed_is_said_in_words(gate: Path) -> None:
-    (gate.parent / "kubelet").write_text("in the way")
-    with pytest.raises(RailmateError, match="mounted, and writable"):
-        install_gate(settings(gate))

@@ -36,6 +36,7 @@ class FakeApi:
         self.slices: dict[str, dict[str, Any]] = {}
         self.version = 100
         self.node_uid = "node-uid-1"
+        self.node_gets = 0
         self.writes: list[tuple[str, str]] = []
         self.drop: Callable[[dict[str, Any]], None] = lambda spec: None
         self.fail: list[ApiError] = []
@@ -46,6 +47,7 @@ class FakeApi:
         self.after_write: Callable[[], None] = lambda: None
 
     def get_node(self, name: str) -> dict[str, Any]:
+        self.node_gets += 1
         return {"metadata": {"name": name, "uid": self.node_uid}}
 
     def list_slices(self, driver: str, node: str) -> tuple[list[dict[str, Any]], str]:
@@ -199,6 +201,51 @@ def test_nothing_is_written_for_what_the_server_adds(api: FakeApi) -> None:
     assert api.writes == []
 
 
+def add_to_devices(spec: dict[str, Any]) -> None:
+    """As a newer server does with its defaults, or somebody's admission webhook."""
+    for device in spec.get("devices", []):
+        device["bindsToNode"] = False
+        device.setdefault("attributes", {})["example.com/rack"] = {"string": "r1"}
+
+
+def test_field_that_the_server_adds_to_a_device_is_written_against_once_and_no_more(api: FakeApi) -> None:
+    api.drop = add_to_devices
+    one = controller(api)
+    one.sync()
+    api.writes.clear()
+    for _ in range(3):
+        one.sync()
+    assert api.writes == []
+    another = controller(api)  # knows of no answer yet
+    another.sync()
+    api.writes.clear()
+    another.sync()
+    assert api.writes == []
+    consistent(api)
+
+
+def test_change_beside_a_field_that_the_server_adds_is_put_right(api: FakeApi) -> None:
+    api.drop = add_to_devices
+    one = controller(api)
+    one.sync()
+    api.alter("00001-railmate.dev-node1", lambda item: item["spec"]["devices"].pop())
+    one.sync()
+    assert [device["name"] for device in api.specs()[1]["devices"]] == ["gpu-0", "gpu-1", "gpu-2"]
+    api.alter("00001-railmate.dev-node1", lambda item: item["metadata"].pop("ownerReferences"))
+    one.sync()
+    assert api.slices["00001-railmate.dev-node1"]["metadata"]["ownerReferences"]
+
+
+def test_taints_beside_a_field_that_the_server_adds_do_not_raise_the_generation(api: FakeApi) -> None:
+    api.drop = add_to_devices
+    one = controller(api, offer(200))
+    one.sync()
+    api.writes.clear()
+    one.set_taints({"gpu-0": "lost", "gpu-199": "lost"})
+    assert [verb for verb, _ in api.writes] == ["update", "update"]
+    assert {spec["pool"]["generation"] for spec in api.specs()} == {1}
+
+
 def test_generation_stays_when_one_slice_changes_in_place(api: FakeApi) -> None:
     controller(api, offer(3)).sync()
     api.writes.clear()
@@ -256,6 +303,27 @@ def test_slices_follow_a_node_that_was_made_anew(api: FakeApi) -> None:
     one.sync()
     owners = {item["metadata"]["ownerReferences"][0]["uid"] for item in api.slices.values()}
     assert owners == {"node-uid-2"}
+
+
+def test_restored_slice_belongs_to_the_node_that_was_made_anew(api: FakeApi) -> None:
+    """The garbage collector deletes the slices of the Node that is gone one after the other."""
+    one = controller(api)
+    one.sync()
+    api.node_uid = "node-uid-2"
+    api._remove("00001-railmate.dev-node1")
+    one.sync()
+    owners = {item["metadata"]["ownerReferences"][0]["uid"] for item in api.slices.values()}
+    assert owners == {"node-uid-2"}
+    consistent(api)
+
+
+def test_node_is_not_asked_for_while_all_is_as_it_should_be(api: FakeApi) -> None:
+    one = controller(api)
+    one.sync()
+    asked = api.node_gets
+    for _ in range(3):
+        one.sync()
+    assert (asked, api.node_gets) == (1, 1)
 
 
 def test_what_somebody_altered_between_write_and_look_is_put_right(api: FakeApi) -> None:
