@@ -10,7 +10,7 @@ how it went.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from railmate.claims.records import Entry
@@ -50,8 +50,12 @@ class RdmaCgroup:
         """The machine as it is now; what claims hold is in it as it was before."""
         self._claimable = claimable(inventory, offer)
 
-    def annotations(self, mine: Iterable[Entry]) -> dict[str, str]:
-        """What tells the gate of a container which devices to deny; ``mine``: all claims that it references."""
+    def annotations(self, mine: Iterable[Entry], present: Mapping[str, str]) -> dict[str, str]:
+        """What tells the gate of a container which devices to deny; ``mine``: all claims that it references.
+
+        Nothing where ``present``, what the container has already, says it: the driver that is replacing this one, or
+        that this one replaces, was asked before.
+        """
         own = {device.name for entry in mine for nic in entry.nics for device in nic.rdma}
         if not own:
             return {}
@@ -59,6 +63,10 @@ class RdmaCgroup:
         text = " ".join(denied)
         if len(text) > _MAX_LENGTH:
             log.warning("the node has too many RDMA devices (%d) to limit containers to theirs", len(denied))
+            return {}
+        if self._key in present:
+            if present[self._key] != text:
+                log.warning("a container has annotation %s already, with other devices: %s", self._key, text)
             return {}
         return {self._key: text} if text else {}
 
