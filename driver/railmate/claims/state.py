@@ -283,6 +283,7 @@ class ClaimState:
             self._ledger.close_gate(ref.uid)  # a marker from before a reboot says nothing
             self.moves.fetch_strays()  # a netdev that came home late is to be remembered by its own name
             entry = self._new_entry(claim, ref, entries)
+            self._leases.begin(ref.uid)
             self._ledger.put(entry)
             log.info(
                 "%s (%s): prepared %s", ref, ref.uid, ", ".join(device.device for device in entry.devices)
