@@ -85,7 +85,8 @@ class Ipam:
     type: str = setting(
         "type",
         Text(pattern="[A-Za-z0-9][A-Za-z0-9_.-]*", words="letters, digits, '_', '-', '.'", maximum=64),
-        "The plugin, an executable in the node's CNI directory: host-local, whereabouts, static and so on.",
+        "The plugin, an executable in the node's CNI directory: host-local, whereabouts, static and so on. Whereabouts "
+        "must run without its ip-control-loop, which takes addresses from pods that Multus has not annotated.",
         required=True,
     )
 

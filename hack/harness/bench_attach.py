@@ -3,7 +3,8 @@
 Real namespaces, real netlink, real ledger, and the runtime's calls over a real socket; VFs are played by veth ends. The
 kernel's own share is told apart: each move waits for RCU callbacks (rcu_barrier in __dev_change_net_namespace,
 net/core/dev.c), one device after the other and whoever asks for it; how long that takes is a matter of the kernel's
-tick and of what else the machine does. The hook is not kept for it: the pod's first container waits.
+tick and of what else the machine does. The hook is not kept for it: the pod's first container waits. So both are timed,
+the hook and until a container may start, and both are held to the limit, the second without the kernel's moves.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from railmate.nri.events import ContainerAdjustment, ContainerInfo, PodSandbox
 from railmate.publish.model import Offer
 from railmate_api.proto import nri_pb2
 
-#: Milliseconds in the RunPodSandbox hook, where all pods of a node queue, by number of VFs.
+#: Milliseconds in the RunPodSandbox hook, where all pods of a node queue, by number of VFs; and, without the kernel's
+#: moves, until a container of the pod may start.
 HOOK_LIMITS_MS = {1: 10.0, 8: 40.0}
 #: Milliseconds of the driver's own share of an attach, without the kernel's moves.
 OWN_LIMITS_MS = {1: 5.0, 8: 25.0}
@@ -48,7 +50,8 @@ def add_parser(benches: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser = benches.add_parser(
         "attach",
         help="the runtime's hook for pods with 1 and 8 VFs, until the pod's container may start, and the way back",
-        description="Elapsed time in real namespaces; needs root. Fails when half of the hooks take longer than "
+        description="Elapsed time in real namespaces; needs root. Fails when half of the hooks, or half of the waits "
+        "until a container may start less the kernel's moves, take longer than "
         f"{_words(HOOK_LIMITS_MS)}, or the driver's own share of an attach is above {_words(OWN_LIMITS_MS)} in the "
         "best of all runs.",
     )
@@ -66,9 +69,15 @@ class Times:
 
     hook: list[float] = field(default_factory=list)  # until RunPodSandbox is answered
     ready: list[float] = field(default_factory=list)  # until a container asked for at once is let go
+    cpu: list[float] = field(default_factory=list)  # CPU time of that, of this whole process
     attach: list[float] = field(default_factory=list)
     moves: list[float] = field(default_factory=list)  # the kernel's part of it
     detach: list[float] = field(default_factory=list)  # until StopPodSandbox is answered
+
+    @property
+    def ready_own(self) -> list[float]:
+        """Until a container may start, without the kernel's moves."""
+        return [whole - kernel for whole, kernel in zip(self.ready, self.moves, strict=True)]
 
     @property
     def own(self) -> list[float]:
@@ -80,26 +89,43 @@ def run(args: argparse.Namespace) -> int:
         raise SystemExit("hack/bench attach: makes network namespaces; run it as root")
     failures = []
     print(f"{'ms':30}{'least':>8}{'p50':>8}{'p90':>8}{'p99':>8}")
-    for count, limit in HOOK_LIMITS_MS.items():
-        with (
-            _namespace(),
-            tempfile.TemporaryDirectory(prefix="railmate-bench-") as directory,
-            _vfs(count) as vfs,
-        ):
-            times = asyncio.run(_measure(Path(directory), vfs, max(args.runs, 2)))
-        _print(f"hook, {count} VF", times.hook)
-        _print("until a container may start", times.ready)
-        _print("  attach", times.attach)
-        _print("    the kernel's moves", times.moves)
-        _print("    all else", times.own)
-        _print(f"detach, {count} VF", times.detach)
-        hook, own = statistics.median(times.hook), min(times.own)  # other work on the machine only ever adds
-        if hook > limit:
-            failures.append(f"the hook takes {hook:.1f} ms for {count} VF, more than {limit:.0f}")
-        if own > OWN_LIMITS_MS[count]:
-            failures.append(f"attach of {count} VF takes {own:.1f} ms beside the kernel's moves")
+    for count in HOOK_LIMITS_MS:
+        times = measure(count, args.runs)
+        show(count, times)
+        failures += exceeded(count, times)
     print("\n".join(failures), end="\n" if failures else "")
     return 1 if failures else 0
+
+
+def measure(count: int, runs: int) -> Times:
+    """``runs`` pods (2 at least), each with ``count`` VFs, one after the other; and one before that does not count."""
+    with _namespace(), tempfile.TemporaryDirectory(prefix="railmate-bench-") as directory, _vfs(count) as vfs:
+        return asyncio.run(_measure(Path(directory), vfs, max(runs, 2)))
+
+
+def show(count: int, times: Times) -> None:
+    _print(f"hook, {count} VF", times.hook)
+    _print("until a container may start", times.ready)
+    _print("  without the kernel's moves", times.ready_own)
+    _print("  CPU time", times.cpu)
+    _print("  attach", times.attach)
+    _print("    the kernel's moves", times.moves)
+    _print("    all else", times.own)
+    _print(f"detach, {count} VF", times.detach)
+
+
+def exceeded(count: int, times: Times) -> list[str]:
+    """What is over its limit, on a machine with little else to do."""
+    limit, found = HOOK_LIMITS_MS[count], []
+    for what, values in (
+        ("the hook", times.hook),
+        ("what a container waits for, less the kernel's moves,", times.ready_own),
+    ):
+        if (half := statistics.median(values)) > limit:
+            found.append(f"{what} takes {half:.1f} ms for {count} VF, more than {limit:.0f}")
+    if (own := min(times.own)) > OWN_LIMITS_MS[count]:  # other work on the machine only ever adds
+        found.append(f"attach of {count} VF takes {own:.1f} ms beside the kernel's moves")
+    return found
 
 
 def _print(what: str, values: list[float]) -> None:
@@ -123,11 +149,12 @@ async def _measure(root: Path, names: list[str], runs: int) -> Times:
             pod = nri_pb2.PodSandbox(id=f"sandbox-{number}", uid="pod-1", namespace="team", name="pod-1")
             pod.linux.namespaces.add(type="network", path=f"/run/netns/{_NAMESPACE}")
             with _timed_moves() as spent:
-                began = time.perf_counter()
+                began, spent_before = time.perf_counter(), time.process_time()
                 await runtime.sandbox("RunPodSandbox", pod)
                 times.hook.append(_since(began))
                 await runtime.container(pod)
                 times.ready.append(_since(began))
+                times.cpu.append(1000 * (time.process_time() - spent_before))
             times.moves.append(1000 * sum(spent))
             began = time.perf_counter()
             await runtime.sandbox("StopPodSandbox", pod)

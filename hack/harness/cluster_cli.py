@@ -62,7 +62,9 @@ def build(wanted: str) -> None:
         progress("cluster", "the machine's engine has the node image")
         return
     nodeimage.build()
-    gobuild.build(gobuild.PROGRAMS)
+    gobuild.build(
+        name for name, one in gobuild.PROGRAMS.items() if one.family != "whereabouts"
+    )  # of long tests
 
 
 def _replace_process(cluster: Cluster, command: list[str]) -> int:

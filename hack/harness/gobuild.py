@@ -86,6 +86,8 @@ def _programs() -> Iterable[Program]:
     yield Program("mpi-operator", "kueue", "github.com/kubeflow/mpi-operator/cmd/mpi-operator", 30)
     yield Program("jobset", "jobset", "sigs.k8s.io/jobset", 90)
     yield Program("lws", "jobset", "sigs.k8s.io/lws/cmd", 30)
+    # One of its own: it is built with the client libraries of an older Kubernetes, and only long tests want it.
+    yield Program("whereabouts", "whereabouts", "github.com/k8snetworkplumbingwg/whereabouts/cmd", 90)
     yield Program("pause", "bench", "./pause", 2)
     yield Program("runc-within-bounds", "bench", "./runc-within-bounds", 2)
 

@@ -171,6 +171,8 @@ class Sweep:
         self._afterwards(reconcile_first=True)
         wanted = self.node.picture()
         self._finish()
+        if idle := self.node.idle_releases():
+            raise AssertionError(f"without a kill, addresses of {idle} are given back twice")
         for number, step in enumerate(steps, 1):
             # Right after a step is right before the next one, but for what is written into a file that was opened.
             both = number == len(steps) or step.startswith("open")
@@ -190,9 +192,15 @@ class Sweep:
             if (found := self.node.picture()) != wanted:
                 raise AssertionError(f"the end differs:\n{difference(wanted, found)}")
             self._finish()
+            # the next driver cannot know whether the one call was made that the kill came upon
+            if len(idle := self.node.idle_releases()) > len(set(idle)):
+                raise AssertionError(
+                    f"after one kill, addresses of {idle} are given back more than once too often"
+                )
         except Exception as error:
             self.failures.append(f"{what}: {error}")
             self.node.clear()
+            self.node.idle_releases()
 
     def _claim_exists(self) -> None:
         self.node.api.claims = {"claim-1": self.claim}

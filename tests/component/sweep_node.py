@@ -84,10 +84,14 @@ def macs_here() -> dict[str, str]:
     return found
 
 
-#: A CNI IPAM plugin that keeps its books beside the driver's files, and gives no address twice.
+#: A CNI IPAM plugin that keeps its books beside the driver's files, gives no address twice, and notes what is given
+#: back without having been lent.
 _PLUGIN = """#!/bin/sh
 book="{books}/$CNI_CONTAINERID.$CNI_IFNAME"
-[ "$CNI_COMMAND" = ADD ] || exec rm -f "$book"
+if [ "$CNI_COMMAND" = DEL ]; then
+	[ -e "$book" ] || echo "$CNI_IFNAME" >> "{idle}"
+	exec rm -f "$book"
+fi
 mkdir -p "{books}"
 set -C
 : > "$book" || exit 1
@@ -150,7 +154,8 @@ class Node:
         self.cni_dir = root.with_name(f"{root.name}-plugins")
         self.cni_dir.mkdir()
         plugin = self.cni_dir / "books"
-        plugin.write_text(_PLUGIN.format(books=root / "leases"))
+        self._idle = self.cni_dir / "idle"
+        plugin.write_text(_PLUGIN.format(books=root / "leases", idle=self._idle))
         plugin.chmod(0o755)
         ip("netns", "add", POD_NS)
         self._route, self._pod_route = IPRoute(), IPRoute(netns=POD_NS)
@@ -185,6 +190,12 @@ class Node:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.api.claims.clear()
         self.make_links()
+
+    def idle_releases(self) -> list[str]:
+        """Interfaces whose addresses were given back while none was lent, once each time, since the last look."""
+        found = self._idle.read_text().split() if self._idle.exists() else []
+        self._idle.unlink(missing_ok=True)
+        return found
 
     def end_sandbox(self) -> None:
         """As it looks with hardware: devices come to the node under the name they have, what software made ends, and

@@ -110,6 +110,20 @@ def test_the_driver_has_two_capabilities_and_a_read_only_root(render: Render) ->
     assert "privileged" not in context
 
 
+def test_a_driver_that_sees_the_nodes_processes_may_raise_their_limits(render: Render) -> None:
+    """prlimit(2) on another's process, and above the hard limit, takes CAP_SYS_RESOURCE."""
+    pod = driver_pod(render("--set", "hostPID=true"))
+    assert pod["hostPID"] is True
+    capabilities = pod["containers"][0]["securityContext"]["capabilities"]
+    assert set(capabilities["add"]) == {"NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE", "SYS_RESOURCE"}
+
+
+def test_ipam_plugins_find_their_settings_and_cannot_change_them(render: Render) -> None:
+    (container,) = driver_pod(render())["containers"]
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "cni-conf"]
+    assert mount == {"name": "cni-conf", "mountPath": "/etc/cni/net.d", "readOnly": True}
+
+
 def test_nvidias_library_is_mounted_for_a_container_that_may_open_the_gpus(render: Render) -> None:
     """At the place where the driver looks for it (railmate.inventory.nvml)."""
     assert "nvidia-driver" not in str(driver_pod(render()))

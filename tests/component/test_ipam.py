@@ -1,4 +1,5 @@
-"""Addresses from real CNI IPAM plugins: lent when a claim is prepared, and given back exactly once."""
+"""Addresses from real CNI IPAM plugins: lent when a claim is prepared, and given back exactly once; a repeated DEL is
+there only where it cannot be known what a killed driver has done."""
 
 from __future__ import annotations
 
@@ -37,9 +38,16 @@ class Killed(BaseException):
 def plugins(tmp_path: Path) -> Path:
     directory = tmp_path / "bin"
     directory.mkdir()
-    for name in ("host-local", "static"):
-        (directory / name).symlink_to(program(name))
+    (directory / "static").symlink_to(program("static"))
+    counted = directory / "host-local"
+    counted.write_text(f'#!/bin/sh\necho "$CNI_COMMAND" >> {tmp_path}/calls\nexec {program("host-local")}\n')
+    counted.chmod(0o755)
     return directory
+
+
+def calls(tmp_path: Path) -> list[str]:
+    """What host-local was asked to do, in order."""
+    return (tmp_path / "calls").read_text().split()
 
 
 def section(tmp_path: Path, **more: Any) -> dict[str, Any]:
@@ -100,7 +108,7 @@ def test_addresses_and_routes_of_the_plugin_are_among_the_settings(world: World,
 
 
 def test_they_are_usable_in_the_pod(plugins: Path, tmp_path: Path) -> None:
-    lease = ipam.obtain(IpamRequest(section(tmp_path), uid(1), "net1"), plugins)
+    lease = ipam.obtain(IpamRequest(section(tmp_path), uid(1), "net1"), plugins, asked_before=False)
     with pods("i") as (pod,), veths("ri") as make:
         settings = NetdevSettings(addresses=lease.addresses, routes=lease.routes)
         vf = snapshot(make(1), "0000:c1:00.1")
@@ -141,12 +149,72 @@ def test_preparing_again_asks_no_plugin(world: World, tmp_path: Path, plugins: P
     assert world.ledger.get(uid(1)) == first
 
 
+def test_an_address_is_lent_once_and_given_back_once(world: World, tmp_path: Path, plugins: Path) -> None:
+    prepared(world, tmp_path)
+    world.state.prepare(ref(1), patience=0)
+    world.state.attach(sandbox())
+    world.state.detach(sandbox().id)
+    restarted(world, plugins)
+    world.state.prepare(ref(1), patience=0)
+    assert calls(tmp_path) == ["ADD"]
+    world.state.unprepare(ref(1))
+    world.state.unprepare(ref(1))
+    assert calls(tmp_path) == ["ADD", "DEL"]
+
+
+def test_a_driver_killed_before_the_plugin_was_asked_leaves_doubt_and_one_call_for_it(
+    world: World, tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(request: IpamRequest, directory: Path, **more: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ipam, "obtain", killed)
+        with pytest.raises(Killed):
+            prepared(world, tmp_path)
+    restarted(world, plugins)
+    world.state.prepare(ref(1), patience=0)
+    assert calls(tmp_path) == ["DEL", "ADD"]
+
+
+def test_a_driver_killed_before_it_noted_a_release_releases_once_more(
+    world: World, tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(world, tmp_path)
+    real = ipam.release
+
+    def killed(request: IpamRequest, directory: Path) -> None:
+        real(request, directory)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ipam, "release", killed)
+        with pytest.raises(Killed):
+            world.state.unprepare(ref(1))
+    restarted(world, plugins)
+    world.state.unprepare(ref(1))
+    assert calls(tmp_path) == ["ADD", "DEL", "DEL"]
+
+
+def test_a_claim_that_failed_before_a_plugin_was_asked_gives_nothing_back(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unwilling(*arguments: Any) -> None:
+        raise RailmateError("not now")
+
+    monkeypatch.setattr(world.state._leases, "obtain", unwilling)
+    with pytest.raises(RailmateError, match="not now"):
+        prepared(world, tmp_path)
+    world.state.unprepare(ref(1))
+    assert not (tmp_path / "calls").exists()
+
+
 def killed_after_asking(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prepare whose process ends when the plugin has answered."""
     real = ipam.obtain
 
-    def killed(request: IpamRequest, directory: Path) -> None:
-        real(request, directory)
+    def killed(request: IpamRequest, directory: Path, **more: Any) -> None:
+        real(request, directory, **more)
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -163,6 +231,7 @@ def test_a_driver_killed_after_the_plugin_was_asked_gives_back_what_it_got(
     restarted(world, plugins)
     world.state.unprepare(ref(1))
     assert lent(tmp_path) == {}
+    assert calls(tmp_path) == ["ADD", "DEL"]
 
 
 def test_a_driver_killed_after_the_plugin_was_asked_asks_once_more_for_the_same_claim(
@@ -174,12 +243,14 @@ def test_a_driver_killed_after_the_plugin_was_asked_asks_once_more_for_the_same_
     entry = world.ledger.get(uid(1))
     assert entry is not None
     assert list(lent(tmp_path)) == [entry.nics[0].settings.addresses[0].split("/")[0]]
+    world.state.unprepare(ref(1))
+    assert calls(tmp_path) == ["ADD", "DEL", "ADD", "DEL"]
 
 
 def test_a_pod_is_not_started_without_its_addresses(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(request: IpamRequest, directory: Path) -> None:
+    def broken(request: IpamRequest, directory: Path, **more: Any) -> None:
         raise AttachError("it is broken")
 
     with monkeypatch.context() as patch:
@@ -194,9 +265,10 @@ def test_a_pod_is_not_started_without_its_addresses(
 
 def test_no_address_left_is_told_in_the_plugins_words(world: World, tmp_path: Path, plugins: Path) -> None:
     for number in range(3):
-        ipam.obtain(IpamRequest(section(tmp_path), f"other-{number}", "net1"), plugins)
+        ipam.obtain(IpamRequest(section(tmp_path), f"other-{number}", "net1"), plugins, asked_before=False)
     with pytest.raises(ClaimError, match=r"IPAM plugin host-local refused ADD: .*no IP addresses available"):
         prepared(world, tmp_path)
+    assert calls(tmp_path) == [*["ADD"] * 3, "ADD", "DEL"], "what fails is undone"
     world.state.unprepare(ref(1))
     assert len(lent(tmp_path)) == 3
 
@@ -265,13 +337,13 @@ def test_an_answer_that_is_no_result_is_refused(tmp_path: Path, said: str) -> No
     plugin.write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n")
     plugin.chmod(0o755)
     with pytest.raises(AttachError, match="IPAM plugin odd answered what is no CNI result"):
-        ipam.obtain(IpamRequest({"type": "odd"}, uid(1), "net1"), tmp_path)
+        ipam.obtain(IpamRequest({"type": "odd"}, uid(1), "net1"), tmp_path, asked_before=False)
 
 
 def test_the_static_plugin_works_as_well(plugins: Path) -> None:
     section = {"type": "static", "addresses": [{"address": "10.5.0.2/24", "gateway": "10.5.0.1"}],
                "routes": [{"dst": "0.0.0.0/0"}]}  # fmt: skip
-    lease = ipam.obtain(IpamRequest(section, uid(1), "net1"), plugins)
+    lease = ipam.obtain(IpamRequest(section, uid(1), "net1"), plugins, asked_before=False)
     assert (lease.addresses, lease.routes) == (("10.5.0.2/24",), (Route("0.0.0.0/0", "10.5.0.1"),))
 
 
@@ -282,7 +354,9 @@ def test_plugins_are_run_in_no_other_way_than_the_specification_has(tmp_path: Pa
         'echo \'{"cniVersion": "1.0.0", "ips": [{"address": "10.1.1.1/24"}]}\'\n'
     )
     plugin.chmod(0o755)
-    ipam.obtain(IpamRequest({"type": "spy", "x": 1}, uid(1), "net1", "team", "pod-1"), tmp_path)
+    ipam.obtain(
+        IpamRequest({"type": "spy", "x": 1}, uid(1), "net1", "team", "pod-1"), tmp_path, asked_before=True
+    )
     spoken = dict(line.split("=", 1) for line in (tmp_path / "ADD.env").read_text().splitlines())
     assert (spoken["CNI_CONTAINERID"], spoken["CNI_IFNAME"], spoken["CNI_PATH"]) == (
         uid(1),

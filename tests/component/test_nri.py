@@ -1,4 +1,5 @@
-"""The NRI plugin and the kernel together: events of a runtime made for the test move a netdev between namespaces.
+"""The NRI plugin and the kernel together: events of a runtime made for the test move a netdev between namespaces, and
+raise a limit.
 
 A real containerd drives the same in the end-to-end tests.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -14,10 +16,22 @@ from pathlib import Path
 
 import pytest
 
+from harness import cgroups
 from railmate.attach.netdev import AttachedNetdev, NetdevSnapshot, move_back, move_in, snapshot
-from railmate.nri.events import ContainerAdjustment, ContainerInfo, PodSandbox
+from railmate.attach.rdmamodel import RdmaDeviceRef
+from railmate.claims.ledger import Ledger
+from railmate.claims.observation import Observations
+from railmate.claims.records import Entry, PreparedDevice, PreparedNic
+from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.state import ClaimObserver
+from railmate.node.attached import AttachedClaims
+from railmate.node.events import RuntimeEvents
+from railmate.node.memlock import Memlock
+from railmate.node.rdmacgroup import RdmaCgroup
+from railmate.nri.events import ContainerAdjustment, ContainerInfo, NriHandler, PodSandbox
 from railmate.nri.plugin import NriPlugin
 from railmate_api.proto import nri_pb2, ttrpc_pb2
+from unit.claims import claims_world
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
 
@@ -139,11 +153,70 @@ def test_the_netdev_is_in_the_pod_before_its_first_container_and_home_when_stop_
         error = await runtime.call("RunPodSandbox", sandbox(Path("/run/netns/gone"), id="cd" * 32))
         assert error == "network namespace /run/netns/gone does not exist any more"
 
-    serve(tmp_path / "nri.sock", vf, scenario)
+    serve(tmp_path / "nri.sock", Mover(vf), scenario)
     assert snapshot(vf.name, vf.pci_address) == vf
 
 
-def serve(path: Path, vf: NetdevSnapshot, scenario) -> None:  # type: ignore[no-untyped-def]
+@pytest.fixture
+def process() -> Iterator[tuple[int, str]]:
+    """A container's process, and the container's ID: it is in a cgroup of that name and may lock 64 KiB of memory, and
+    128 KiB if it asks."""
+    id = f"{os.getpid():064x}"
+    cgroup = cgroups.mount_points()[0] / f"railmate-test-{os.getpid()}" / id
+    cgroup.mkdir(parents=True)
+    limits = (64 << 10, 128 << 10)
+    child = subprocess.Popen(
+        ["sleep", "60"], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, limits)
+    )
+    try:
+        (cgroup / "cgroup.procs").write_text(str(child.pid))
+        yield child.pid, id
+    finally:
+        child.kill()
+        child.wait()
+        cgroups.remove(cgroup.parent.name)
+
+
+def test_containers_that_started_while_the_driver_was_away_may_lock_memory_when_it_is_back(
+    tmp_path: Path, process: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is raised without CAP_SYS_RESOURCE is the soft limit, up to the hard one; that stands for no limit here."""
+    monkeypatch.setattr(resource, "RLIM_INFINITY", 128 << 10)
+    pid, id = process
+    claims = claims_world.state(tmp_path, claims_world.FakeClaims())
+    ledger = Ledger(tmp_path / "plugins" / claims_world.DRIVER)
+    nic = PreparedNic(claims_world.VFS[0], "net1", rdma=(RdmaDeviceRef("mlx5_0"),))
+    device = PreparedDevice("main", claims_world.POOL, "vf-0", nics=(nic,))
+    ledger.put(Entry(claims_world.ref(1), ("u",), (device,), claims_world.BOOT))
+    plugin = tmp_path / "plugins" / claims_world.DRIVER
+    files = RuntimeFiles(claims_world.DRIVER, plugin, tmp_path / "cdi", plugin / "gate")
+    events = RuntimeEvents(
+        claims_world.DRIVER,
+        claims,
+        AttachedClaims(ledger, Observations(ledger, files, tmp_path, tmp_path), ClaimObserver()),
+        Memlock(tmp_path, print),
+        RdmaCgroup(claims_world.DRIVER, tmp_path, print),
+    )
+    ours, other = f"railmate.dev/claim={claims_world.uid(1)}-vf-0", "nvidia.com/gpu=0"
+
+    async def listed(runtime: Runtime, *cdi: str) -> tuple[int, int]:
+        one = nri_pb2.Container(id=id, name="main", pod_sandbox_id="ab" * 32, pid=pid)
+        for name in cdi:
+            one.CDI_devices.add(name=name)
+        request = nri_pb2.SynchronizeRequest(containers=[one])
+        assert await runtime.call("Synchronize", request.SerializeToString()) == ""
+        return resource.prlimit(pid, resource.RLIMIT_MEMLOCK)
+
+    async def scenario(runtime: Runtime) -> None:
+        await runtime.accept()
+        assert await listed(runtime, other) == (64 << 10, 128 << 10)
+        assert await listed(runtime, other, ours) == (128 << 10, 128 << 10)
+
+    serve(tmp_path / "nri.sock", events, scenario)
+    events.close()
+
+
+def serve(path: Path, handler: NriHandler, scenario) -> None:  # type: ignore[no-untyped-def]
     async def run() -> None:
         connections: asyncio.Queue[Runtime] = asyncio.Queue()
 
@@ -151,7 +224,7 @@ def serve(path: Path, vf: NetdevSnapshot, scenario) -> None:  # type: ignore[no-
             connections.put_nowait(Runtime(reader, writer))
 
         server = await asyncio.start_unix_server(connected, path)
-        plugin = asyncio.create_task(NriPlugin("railmate", "10", path, Mover(vf)).run_forever())
+        plugin = asyncio.create_task(NriPlugin("railmate", "10", path, handler).run_forever())
         try:
             runtime = await asyncio.wait_for(connections.get(), 10)
             await asyncio.wait_for(scenario(runtime), 30)

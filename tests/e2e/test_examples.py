@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 
 import pytest
 
-from e2e.lab import Lab, Workspace
+from e2e.lab import Lab, Workspace, claim_spec, pod, template
+from harness.deploy import CHART, EXAMPLES, NAMESPACE, RELEASE, wait_ready
 
 
 def right_nics(lab: Lab) -> dict[str, set[str]]:
@@ -132,11 +135,59 @@ def test_a_container_that_does_not_reference_the_claim_gets_no_device_node(
     assert workspace.kubectl("exec", "two", "-c", "without", "--", "sh", "-c", listing).strip() == ""
 
 
+HINTS = ("NCCL_", "UCX_", "PCIDEVICE_")
+
+
+@pytest.fixture
+def stated_switch(lab: Lab) -> Iterator[str]:
+    """An administrator has said of one GPU and its NIC what sysfs says, too: then the node has an NCCL topology file.
+    The GPU's address."""
+    pair = next(one for one in lab.devices.values() if one["railmate.dev/kind"] == "pair")
+    gpu, nic = pair["railmate.dev/gpuPciBusID"], parent_of(lab, pair["railmate.dev/nicPciBusID"])
+    switch = {"id": pair["railmate.dev/pcieSwitch"], "devices": [gpu, nic]}
+    kind = {"apiVersion": "railmate.dev/v1alpha1", "kind": "TopologyOverride"}
+    override(lab, json.dumps({**kind, "switches": [switch]}))
+    try:
+        yield gpu
+    finally:
+        override(lab, "")
+
+
+def override(lab: Lab, text: str) -> None:
+    lab.cluster.helm(
+        "upgrade", RELEASE, str(CHART), "--namespace", NAMESPACE, "--reuse-values",
+        "--set-json", f"topology.override={json.dumps(text)}",
+    )  # fmt: skip
+    wait_ready(lab.cluster)
+
+
+def test_hints_for_the_job_reach_the_container_that_has_the_claim_and_not_its_sibling(
+    lab: Lab, workspace: Workspace, stated_switch: str
+) -> None:
+    """The cluster's machine has no RDMA in its kernel, so of all hints the one about the topology is seen here."""
+    asked = {"apiVersion": "railmate.dev/v1alpha1", "kind": "RdmaVfConfig", "envHints": True}
+    workspace.apply(template("hinted", claim_spec("gpu-rdma-pair.railmate.dev", config=asked)))
+    two = pod("two", template="hinted")
+    (with_claim,) = two["spec"]["containers"]
+    without = {key: value for key, value in with_claim.items() if key != "resources"} | {"name": "without"}
+    two["spec"]["containers"].append(without)
+    workspace.apply(two)
+    workspace.wait_ready("two")
+
+    def hints(container: str) -> dict[str, str]:
+        lines = workspace.kubectl("exec", "two", "-c", container, "--", "env").splitlines()
+        return dict(line.split("=", 1) for line in lines if line.startswith(HINTS))
+
+    assert hints("main") == {"NCCL_TOPO_FILE": "/var/run/railmate/nccl-topology.xml"}
+    assert hints("without") == {}
+    show = "cat /var/run/railmate/nccl-topology.xml 2>/dev/null || true"
+    assert stated_switch in workspace.kubectl("exec", "two", "-c", "main", "--", "sh", "-c", show)
+    assert workspace.kubectl("exec", "two", "-c", "without", "--", "sh", "-c", show) == ""
+
+
 @pytest.mark.parametrize(
     "example", ["one-pair", "matched-gpu-and-vf", "eight-pairs", "host-network", "old-pod", "shared-pf"]
 )
 def test_an_example_is_described_where_it_is(example: str) -> None:
-    from harness.deploy import EXAMPLES
-
     readme = (EXAMPLES / example / "README.md").read_text()
     assert re.search(rf"kubectl apply -f examples/{example}/manifest\.yaml", readme)

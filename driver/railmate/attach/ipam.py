@@ -1,7 +1,12 @@
 """Addresses from a CNI IPAM plugin, asked as a CNI plugin asks (CNI specification 1.1.0, sections 2 and 4).
 
 The plugin is asked when the claim is prepared, before the pod has a network namespace, so plugins that look into the
-namespace (dhcp) cannot be used. A release may be repeated: the specification has plugins take that for success.
+namespace (dhcp) cannot be used.
+
+ADD must not come twice for one owner and interface without a DEL between, and DEL may come any number of times
+(section 2, ADD and DEL). So DEL comes once for each address that was lent, and beside that only where it is not known
+what a plugin has done: when ADD has failed (section 4), and after a process that was ended before it could note the
+outcome of its call.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,12 +50,22 @@ class Lease:
     routes: tuple[Route, ...]
 
 
-def obtain(request: IpamRequest, plugins: Path) -> Lease:
-    """Ask for addresses. One that this owner has already, from an attempt that broke off, is given back first.
+def obtain(request: IpamRequest, plugins: Path, *, asked_before: bool) -> Lease:
+    """Ask for addresses (ADD). ``asked_before``: an earlier attempt may have got some; it is undone first (DEL).
 
-    Raises AttachError with what the plugin said.
+    Raises AttachError with what the plugin said. What a failed ADD has left was given back then, if the plugin could.
     """
-    release(request, plugins)
+    if asked_before:
+        release(request, plugins)
+    try:
+        return _asked(request, plugins)
+    except AttachError:
+        with suppress(AttachError):  # the first error is the one to tell; the claim's end releases once more
+            release(request, plugins)
+        raise
+
+
+def _asked(request: IpamRequest, plugins: Path) -> Lease:
     answer = _run("ADD", request, plugins)
     try:
         return _lease(json.loads(answer))
@@ -60,7 +76,7 @@ def obtain(request: IpamRequest, plugins: Path) -> Lease:
 
 
 def release(request: IpamRequest, plugins: Path) -> None:
-    """Raises AttachError with what the plugin said."""
+    """Give back (DEL) what this owner and interface have, if anything. Raises AttachError with what the plugin said."""
     _run("DEL", request, plugins)
 
 

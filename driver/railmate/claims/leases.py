@@ -36,6 +36,11 @@ class Leases:
 
     def __init__(self, ledger: Ledger, files: RuntimeFiles, plugins: Callable[[], Path | None]) -> None:
         self._ledger, self._files, self._plugins = ledger, files, plugins
+        self._untouched: set[str] = set()  # UIDs of claims for which no plugin was ever asked
+
+    def begin(self, uid: str) -> None:
+        """The claim is about to get its entry, and nobody has anything for it."""
+        self._untouched.add(uid)
 
     def obtain(self, ref: ClaimRef) -> Entry:
         """The claim's entry with the addresses among its NICs' settings. Raises ClaimError; what was obtained by then
@@ -44,8 +49,11 @@ class Leases:
             entry = self._ledger.get(ref.uid)
             if entry is None:
                 raise ClaimError(f"{ref}: it was given back while it was being prepared.")
+            # for an entry of an earlier process, or after an attempt that failed, it is not known how far that came
+            asked_before = ref.uid not in self._untouched
+            self._untouched.discard(ref.uid)
             try:
-                nics = self._obtained(entry)
+                nics = self._obtained(entry, asked_before)
             except RailmateError as error:
                 raise ClaimError(f"{ref}: {error}.") from error
             with self._ledger.locked():
@@ -54,11 +62,11 @@ class Leases:
                 self._files.write(entry)
                 return entry
 
-    def _obtained(self, entry: Entry) -> dict[tuple[str, str | None], PreparedNic]:
+    def _obtained(self, entry: Entry, asked_before: bool) -> dict[tuple[str, str | None], PreparedNic]:
         nics: dict[tuple[str, str | None], PreparedNic] = {}
         routes: set[tuple[object, ...]] = set()
         for nic in entry.nics:
-            nics[nic.key] = one = _obtained(nic, self._directory(), routes) if nic.ipam else nic
+            nics[nic.key] = one = _obtained(nic, self._directory(), routes, asked_before) if nic.ipam else nic
             routes |= {_place(route) for route in one.settings.routes}
         return nics
 
@@ -81,6 +89,9 @@ class Leases:
     def _release(self, entry: Entry) -> None:
         """Every plugin is asked; the first error is raised."""
         errors = []
+        if entry.claim.uid in self._untouched:
+            self._untouched.discard(entry.claim.uid)
+            return
         for nic in entry.nics:
             if nic.ipam is not None:
                 try:
@@ -99,11 +110,13 @@ class Leases:
         return directory
 
 
-def _obtained(nic: PreparedNic, plugins: Path, taken: Container[tuple[object, ...]]) -> PreparedNic:
+def _obtained(
+    nic: PreparedNic, plugins: Path, taken: Container[tuple[object, ...]], asked_before: bool
+) -> PreparedNic:
     """The NIC with its lease. Of routes to one place the first NIC's counts, as with CNI (its libraries' ipam)."""
     if nic.ipam is None or nic.leased:
         return nic
-    lease = ipam.obtain(nic.ipam, plugins)
+    lease = ipam.obtain(nic.ipam, plugins, asked_before=asked_before)
     settings = replace(
         nic.settings,
         addresses=nic.settings.addresses + lease.addresses,

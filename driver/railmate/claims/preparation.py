@@ -13,6 +13,7 @@ from railmate.claims import leases
 from railmate.claims.allocation import ClaimError, NotYetError, allocated, check_claim, reserved_pods
 from railmate.claims.attachments import Attachments
 from railmate.claims.devicenodes import DeviceNodes
+from railmate.claims.leases import Leases
 from railmate.claims.ledger import Ledger
 from railmate.claims.nicplan import physical_port
 from railmate.claims.nodeview import NodeView
@@ -39,10 +40,16 @@ class Preparation:
     """From a claim as the API server has it to its entry in the ledger. Use it inside the ledger's lock."""
 
     def __init__(
-        self, ledger: Ledger, files: RuntimeFiles, moves: Attachments, rebinding: Rebinding, boot_id: str
+        self,
+        ledger: Ledger,
+        files: RuntimeFiles,
+        moves: Attachments,
+        leases: Leases,
+        rebinding: Rebinding,
+        boot_id: str,
     ) -> None:
         self._ledger, self._files, self._moves = ledger, files, moves
-        self._rebinding, self._boot_id = rebinding, boot_id
+        self._leases, self._rebinding, self._boot_id = leases, rebinding, boot_id
 
     def entry(self, claim: Mapping[str, Any], ref: ClaimRef, node: NodeView) -> Entry:
         """The claim's entry, written, with the files for the runtime. Raises ClaimError, NotYetError and HeldError,
@@ -53,9 +60,8 @@ class Preparation:
         check_claim(claim, ref)
         entries = self._ledger.entries()
         entries.pop(ref.uid, None)
-        known = self._ledger.get(
-            ref.uid
-        )  # raises where there is a record that cannot be read: it is not written over
+        # raises where there is a record that cannot be read: it is not written over
+        known = self._ledger.get(ref.uid)
         entry = None
         if known is not None:
             entry = self._still_valid(known, allocated(claim, node.driver), reserved_pods(claim), node)
@@ -67,6 +73,7 @@ class Preparation:
             self._ledger.close_gate(ref.uid)  # a marker from before a reboot says nothing
             self._moves.fetch_strays()  # a netdev that came home late is to be remembered by its own name
             entry = self._new_entry(claim, ref, node, entries)
+            self._leases.begin(ref.uid)
             self._ledger.put(entry)
             log.info(
                 "%s (%s): prepared %s", ref, ref.uid, ", ".join(device.device for device in entry.devices)

@@ -91,7 +91,9 @@ class ClaimState:
         self.moves.tell = self._observer.claim_event
         self._leases = Leases(ledger, runtime_files, lambda: self._node.cni_dir)
         self._rebinding = Rebinding(ledger, runtime_files, lambda: self._node, boot_id)
-        self._preparation = Preparation(ledger, runtime_files, self.moves, self._rebinding, boot_id)
+        self._preparation = Preparation(
+            ledger, runtime_files, self.moves, self._leases, self._rebinding, boot_id
+        )
         self.moves.on_bus = lambda address: self._node.on_bus(address)
         self.moves.renewed = lambda entry: self._preparation.renewed(entry, self._node)
         self._freed = threading.Event()

@@ -102,7 +102,7 @@ class RuntimeEvents:
         return ContainerAdjustment(
             rlimits=limits,
             env=environment(entries, container.env),
-            annotations=self._rdma_cgroup.annotations(entries),
+            annotations=self._rdma_cgroup.annotations(entries, container.annotations),
         )
 
     def _checked(self, sandbox: Sandbox, claims: list[str]) -> None:

@@ -10,7 +10,7 @@ how it went.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from railmate.claims.records import Entry, PreparedDevice
@@ -53,8 +53,12 @@ class RdmaCgroup:
         self._inventory, self._offer = inventory, offer
         self._claimable = claimable(inventory, offer)
 
-    def annotations(self, mine: Iterable[Entry]) -> dict[str, str]:
-        """What tells the gate of a container which devices to deny; ``mine``: all claims that it references."""
+    def annotations(self, mine: Iterable[Entry], present: Mapping[str, str]) -> dict[str, str]:
+        """What tells the gate of a container which devices to deny; ``mine``: all claims that it references.
+
+        Nothing where ``present``, what the container has already, says it: the driver that is replacing this one, or
+        that this one replaces, was asked before.
+        """
         mine = list(mine)
         own = {device.name for entry in mine for nic in entry.nics for device in nic.rdma}
         own |= {name for entry in mine for device in entry.devices for name in self._looked_at(device)}
@@ -64,6 +68,10 @@ class RdmaCgroup:
         text = " ".join(denied)
         if len(text) > _MAX_LENGTH:
             log.warning("the node has too many RDMA devices (%d) to limit containers to theirs", len(denied))
+            return {}
+        if self._key in present:
+            if present[self._key] != text:
+                log.warning("a container has annotation %s already, with other devices: %s", self._key, text)
             return {}
         return {self._key: text} if text else {}
 

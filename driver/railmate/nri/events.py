@@ -64,8 +64,9 @@ class Rlimit:
 class ContainerInfo:
     """A container. ``cdi_devices`` are its fully qualified CDI names, ``vendor/class=device``.
 
-    ``env`` is what image and pod say, ``rlimits`` what the runtime was going to set. ``pid`` is the first process as
-    the runtime numbers it, 0 when the container does not run.
+    ``env`` is what image and pod say, ``rlimits`` and ``annotations`` what the runtime was going to set; each with what
+    plugins that were asked before have added. ``pid`` is the first process as the runtime numbers it, 0 when the
+    container does not run.
     """
 
     id: str
@@ -74,12 +75,18 @@ class ContainerInfo:
     cdi_devices: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     rlimits: tuple[Rlimit, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
     pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerAdjustment:
-    """What a container gets on top of what its pod asks for."""
+    """What a container gets on top of what its pod asks for.
+
+    Nothing in it may be there already: the runtime fails a container for which two plugins set one limit, variable or
+    annotation, also to the same value and also two of one name (``claimCompound`` in pkg/api/owners.go of
+    github.com/containerd/nri). While a driver is being updated there are two of it.
+    """
 
     rlimits: tuple[Rlimit, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)

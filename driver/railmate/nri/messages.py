@@ -33,6 +33,7 @@ def container_info(message: Any) -> ContainerInfo:
         cdi_devices=tuple(device.name for device in message.CDI_devices),
         env=_environment(message.env),
         rlimits=tuple(Rlimit(limit.type, limit.soft, limit.hard) for limit in message.rlimits),
+        annotations=dict(message.annotations),
         pid=message.pid,
     )
 

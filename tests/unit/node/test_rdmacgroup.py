@@ -49,19 +49,19 @@ def claim(*rdma: str) -> Entry:
 
 
 def test_what_other_claims_may_have_is_denied_and_their_physical_function_too(cgroup: RdmaCgroup) -> None:
-    assert cgroup.annotations([claim("vf1")]) == {KEY: "pf vf0 vf2"}
+    assert cgroup.annotations([claim("vf1")], {}) == {KEY: "pf vf0 vf2"}
 
 
 def test_a_device_that_no_claim_can_have_is_left_to_whoever_uses_it(cgroup: RdmaCgroup) -> None:
-    assert "storage" not in cgroup.annotations([claim("vf1")])[KEY]
+    assert "storage" not in cgroup.annotations([claim("vf1")], {})[KEY]
 
 
 def test_a_container_with_several_claims_keeps_the_devices_of_all(cgroup: RdmaCgroup) -> None:
-    assert cgroup.annotations([claim("vf0"), claim("vf2")]) == {KEY: "pf vf1"}
+    assert cgroup.annotations([claim("vf0"), claim("vf2")], {}) == {KEY: "pf vf1"}
 
 
 def test_a_share_of_a_port_keeps_the_ports_device(cgroup: RdmaCgroup) -> None:
-    assert cgroup.annotations([claim("pf")]) == {KEY: "vf0 vf1 vf2"}
+    assert cgroup.annotations([claim("pf")], {}) == {KEY: "vf0 vf1 vf2"}
 
 
 def looking(*addresses: str) -> Entry:
@@ -82,16 +82,23 @@ def test_who_looks_at_one_device_is_denied_the_others(cgroup: RdmaCgroup) -> Non
 
 
 def test_a_container_without_rdma_gets_no_word(cgroup: RdmaCgroup) -> None:
-    assert cgroup.annotations([claim()]) == {}
-    assert cgroup.annotations([]) == {}
+    assert cgroup.annotations([claim()], {}) == {}
+    assert cgroup.annotations([], {}) == {}
 
 
 def test_where_there_is_nothing_to_deny_there_is_no_word(cgroup: RdmaCgroup) -> None:
-    assert cgroup.annotations([claim("pf", "vf0", "vf1", "vf2")]) == {}
+    assert cgroup.annotations([claim("pf", "vf0", "vf1", "vf2")], {}) == {}
+
+
+def test_what_the_other_driver_of_an_update_has_said_is_not_said_again(cgroup: RdmaCgroup) -> None:
+    said = cgroup.annotations([claim("vf1")], {"io.kubernetes.cri.container-name": "main"})
+    assert said == {KEY: "pf vf0 vf2"}
+    assert cgroup.annotations([claim("vf1")], said) == {}
+    assert cgroup.annotations([claim("vf1")], {KEY: "pf vf0"}) == {}, "it knew the machine before a VF came"
 
 
 def test_the_runtime_gets_it_as_an_annotation(cgroup: RdmaCgroup) -> None:
-    adjustment = ContainerAdjustment(annotations=cgroup.annotations([claim("vf1")]))
+    adjustment = ContainerAdjustment(annotations=cgroup.annotations([claim("vf1")], {}))
     assert dict(create_container_response(adjustment).adjust.annotations) == {KEY: "pf vf0 vf2"}
 
 

@@ -326,6 +326,26 @@ def test_the_gate_hears_which_rdma_devices_the_container_does_not_have(
     assert both.annotations == {"railmate.dev/rdma-denied": "mlx5_1"}
 
 
+def test_two_drivers_of_an_update_do_not_set_the_same_twice(
+    events: RuntimeEvents, claims: Claims, rdma_cgroup: RdmaCgroup
+) -> None:
+    """The runtime asks one after the other, and shows the second what the first has set (CreateContainer in
+    pkg/adaptation of github.com/containerd/nri); what both set fails the container."""
+    functions = {
+        address: PciFunction(address, (), 0x020000, 0x15B3, 0x101E, rdma_devices=(RdmaDevice(name),))
+        for address, name in (("0000:0c:00.0", "mlx5_2"), ("0000:0c:00.1", "mlx5_3"))
+    }
+    offer = Offer(tuple(OfferedDevice(f"vf-{one[-1]}", "rdmaVF", {}, nics=(one,)) for one in functions))
+    rdma_cgroup.update(Inventory(functions), offer)
+    claims.known[UID] = attached(UID, "mlx5_2")
+    first = adjusted(events, OURS)
+    assert first.rlimits
+    assert first.env
+    assert first.annotations
+    second = adjusted(events, OURS, env=first.env, rlimits=first.rlimits, annotations=first.annotations)
+    assert second == ContainerAdjustment()
+
+
 def test_claim_of_a_gpu_alone_changes_no_limit(events: RuntimeEvents, claims: Claims) -> None:
     claims.known[UID] = attached(UID)
     assert adjusted(events, OURS) == ContainerAdjustment()
@@ -374,3 +394,27 @@ def test_memory_is_not_limited_for_what_drives_a_vf_by_itself(events: RuntimeEve
     claims.known[UID] = replace(attached(UID), devices=(device,))
     found = do(events.create_container(pod(), container(f"railmate.dev/claim={UID}-vf-0")))
     assert found.rlimits == (Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED),)
+
+
+# --- containers that started while nobody heard of it
+def test_running_containers_with_rdma_get_their_limit_when_the_runtime_is_back(
+    events: RuntimeEvents, claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a driver that was away: the runtime lists what runs, once, and only some of it is ours to mend."""
+    repaired: list[str] = []
+
+    def repair(self: Memlock, containers: list[ContainerInfo]) -> int:
+        repaired.extend(container.id for container in containers)
+        return len(repaired)
+
+    monkeypatch.setattr(Memlock, "repair", repair)
+    claims.known = {UID: attached(UID, "mlx5_2"), OTHER: attached(OTHER)}
+    listed = [
+        ContainerInfo("with-rdma", "main", "s1", (OURS,), pid=70),
+        ContainerInfo("not-running", "main", "s1", (OURS,)),
+        ContainerInfo("gpu-alone", "main", "s1", (f"railmate.dev/claim={OTHER}-gpu-0",), pid=71),
+        ContainerInfo("of-another-driver", "main", "s1", ("nvidia.com/gpu=0",), pid=72),
+        ContainerInfo("without-claims", "main", "s1", pid=73),
+    ]
+    do(events.synchronize([pod()], listed))
+    assert repaired == ["with-rdma"]

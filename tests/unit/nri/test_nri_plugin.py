@@ -187,6 +187,7 @@ def test_a_container_is_told_with_what_it_has_already() -> None:
     )
     message.rlimits.add(type="RLIMIT_MEMLOCK", soft=1, hard=2)
     message.CDI_devices.add(name="railmate.dev/claim=x")
+    message.annotations["railmate.dev/rdma-denied"] = "mlx5_0"
     assert container_info(message) == ContainerInfo(
         "c1",
         "main",
@@ -194,6 +195,7 @@ def test_a_container_is_told_with_what_it_has_already() -> None:
         ("railmate.dev/claim=x",),
         {"A": "2", "B": "x=y", "C": ""},
         (Rlimit("RLIMIT_MEMLOCK", 1, 2),),
+        {"railmate.dev/rdma-denied": "mlx5_0"},
         7,
     )
 
