@@ -65,8 +65,12 @@ class Sweep:
         self._begin()
         steps: list[str] = self._forked(self._count)
         wanted = self._end()
-        if wanted["left on disk"]:
-            raise AssertionError(f"left on disk without any kill: {wanted}")
+        drivers = {driver for _, driver in wanted["VFs"].values()}
+        expected = (
+            {"vfdriver" if self.scenario.autoprobe == "1" else None} if self.scenario.rule["vfs"] else set()
+        )
+        if drivers != expected or wanted["left on disk"]:
+            raise AssertionError(f"wrong without any kill: {wanted}")
         for number, step in enumerate(steps, 1):
             for when in (BEFORE, AFTER):
                 self.cases += 1
