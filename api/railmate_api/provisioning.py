@@ -85,13 +85,14 @@ class PfRule:
     mtu: int | None = setting(
         "mtu",
         Integer(68, 65535, "bytes"),
-        "The MTU of the physical function and of its virtual functions.",
+        "The MTU of the physical function and of its virtual functions. It waits for those in use.",
         unset="as the kernel has it",
     )
     eswitch: str | None = setting(
         "eswitch",
         Choice(("legacy", "switchdev")),
-        "The mode of the NIC's embedded switch. It is changed only while there are no virtual functions.",
+        "The mode of the NIC's embedded switch. It is changed only while there are no virtual functions; "
+        "a NIC without devlink is legacy.",
         unset="as the NIC has it",
     )
 

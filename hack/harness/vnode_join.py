@@ -115,11 +115,12 @@ def install_driver(joined: Joined, image: driverimage.DriverImage, *values: str)
 def give_probes_time(containers: list[dict[str, Any]]) -> None:
     """The node is ten times slower than a real one: probes come less often and wait longer, else as in the chart."""
     for container in containers:
-        for name in ("livenessProbe", "readinessProbe"):
+        for name in ("startupProbe", "livenessProbe", "readinessProbe"):
             if name in container:
                 container[name] |= {"periodSeconds": 60, "timeoutSeconds": 58, "failureThreshold": 10}
-        if "readinessProbe" in container:  # the last argument: for how many seconds it goes on asking
-            container["readinessProbe"]["exec"]["command"][-1] = "55"
+        for name in ("startupProbe", "readinessProbe"):
+            if name in container:  # the last argument: for how many seconds it goes on asking
+                container[name]["exec"]["command"][-1] = "55"
 
 
 def await_object(

@@ -167,6 +167,16 @@ def test_rules_for_vfs_reach_the_driver_as_they_are(render: Render, tmp_path: Pa
     assert (rule.select.role, rule.select.vendor, rule.vfs, rule.mtu) == ("rail", "8086", 4, 9000)
 
 
+def test_a_driver_that_makes_vfs_is_not_ended_for_taking_its_time(render: Render) -> None:
+    """8 NICs with 128 VFs each, at a second each."""
+    (container,) = driver_pod(render("--set-json", RULES))["containers"]
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] > 8 * 128
+    assert startup["exec"]["command"][1:3] == container["livenessProbe"]["exec"]["command"][1:3]
+    (without,) = driver_pod(render())["containers"]
+    assert "startupProbe" not in without, "what does not come up within a minute hangs"
+
+
 def test_sysfs_is_writable_only_for_a_driver_that_makes_vfs(render: Render) -> None:
     without, with_rules = (driver_pod(render(*extra)) for extra in ((), ("--set-json", RULES)))
     assert "/sys" not in {mount["mountPath"] for mount in without["containers"][0]["volumeMounts"]}

@@ -8,6 +8,8 @@ from railmate.errors import RailmateError
 class AttachError(RailmateError):
     """A device could not be attached or taken back."""
 
+    code = 0  # the kernel's error number (errno), where one is the cause
+
 
 class UnfitError(AttachError):
     """The device cannot do what is asked, now or later."""

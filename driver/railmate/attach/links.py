@@ -150,7 +150,9 @@ def attempt(what: str) -> Iterator[None]:
     except OSError as error:
         code, reason = error_of(error)
         hint = "; railmate needs CAP_NET_ADMIN" if code == errno.EPERM else ""
-        raise AttachError(f"{what}: {reason}{hint}") from None
+        failed = AttachError(f"{what}: {reason}{hint}")
+        failed.code = code
+        raise failed from None
 
 
 def error_of(error: OSError) -> tuple[int, str]:

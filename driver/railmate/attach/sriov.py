@@ -6,8 +6,7 @@ Files under ``<sysfs>/bus/pci`` as kernel Documentation/ABI/testing/sysfs-bus-pc
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from railmate.attach.errors import AttachError
@@ -20,6 +19,7 @@ class PhysicalFunction:
         self.address = address
         self._bus = sysfs_root / "bus/pci"
         self._directory = self._bus / "devices" / address
+        self._autoprobe = self._directory / "sriov_drivers_autoprobe"
 
     def vf_addresses(self) -> list[str]:
         """The VFs' PCI addresses in the order of their indices."""
@@ -35,32 +35,37 @@ class PhysicalFunction:
     def resize(self, count: int) -> None:
         """Make ``count`` VFs, without drivers: the kernel goes from one number to another only by way of 0.
 
-        ``bind`` gives them their drivers, when all has been set that a driver reads but once.
+        ``bind`` gives them their drivers, when all has been set that a driver reads but once. Until ``set_autoprobe``
+        none comes by itself, not even that of a module which is loaded meanwhile.
         """
         numvfs = self._directory / "sriov_numvfs"
-        with self._without_drivers():
-            if _read(numvfs) != "0":
-                _write(numvfs, "0")
-            if count:
-                _write(numvfs, str(count))
+        self.set_autoprobe(False)
+        if _read(numvfs) != "0":
+            _write(numvfs, "0")
+        if count:
+            _write(numvfs, str(count))
+
+    def autoprobe(self) -> bool:
+        """Whether the kernel looks for drivers of new VFs; it always does before Linux 4.12."""
+        return not self._autoprobe.exists() or _read(self._autoprobe) != "0"
+
+    def set_autoprobe(self, wanted: bool) -> None:
+        if self._autoprobe.exists() and self.autoprobe() != wanted:
+            _write(self._autoprobe, "1" if wanted else "0")
+
+    def has_driver(self, vf: str) -> bool:
+        return (self._bus / "devices" / vf / "driver").is_symlink()
 
     def bind(self, vfs: Sequence[str]) -> None:
-        """Let the kernel find drivers for the VFs; returns when they have been tried."""
+        """Let the kernel find drivers for the VFs, with autoprobe on. All are tried, also after one was refused."""
+        failed = None
         for address in vfs:
-            _write(self._bus / "drivers_probe", address)
-
-    @contextmanager
-    def _without_drivers(self) -> Iterator[None]:
-        autoprobe = self._directory / "sriov_drivers_autoprobe"
-        if not autoprobe.exists():  # before Linux 4.12
-            yield
-            return
-        before = _read(autoprobe)
-        _write(autoprobe, "0")
-        try:
-            yield
-        finally:
-            _write(autoprobe, before)
+            try:
+                _write(self._bus / "drivers_probe", address)
+            except AttachError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
 
 def stable_mac(physical_mac: str, index: int) -> str:

@@ -8,7 +8,7 @@ the ``lower_*`` links under ``/sys/class/net``, which name what a bond, bridge o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 from railmate.inventory.model import Inventory
@@ -37,7 +37,11 @@ def uplink_names(
     proc_net: Path = Path("/proc/net"), class_net: Path = Path("/sys/class/net")
 ) -> frozenset[str]:
     """Netdevs with a default route, and all netdevs they stand on."""
-    names = _ipv4_defaults(proc_net / "route") | _ipv6_defaults(proc_net / "ipv6_route")
+    return with_lower(_ipv4_defaults(proc_net / "route") | _ipv6_defaults(proc_net / "ipv6_route"), class_net)
+
+
+def with_lower(names: Set[str], class_net: Path) -> frozenset[str]:
+    """``names``, and all netdevs that they stand on."""
     waiting, seen = list(names), set(names)
     while waiting:
         upper = class_net / waiting.pop()

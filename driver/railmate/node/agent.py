@@ -43,6 +43,7 @@ from railmate.node.reports import Reports
 from railmate.node.settings import Settings
 from railmate.node.watching import DeviceWatch
 from railmate.nri.plugin import NriPlugin
+from railmate.provision.unfinished import Unfinished
 from railmate.publish.controller import SliceController
 from railmate.topology.ncclwrite import nccl_topology
 
@@ -91,6 +92,7 @@ class Agent:
             settings.sysfs_root,
             lambda message: self._reports.node_event("VfsNotProvisioned", message),
             holdings.kept_from_claims,
+            Unfinished(settings.plugin_dir / "provisioning", boot),
         )
         if not settings.ignore_device_plugins:
             plugins = DevicePlugins(

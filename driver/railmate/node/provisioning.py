@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from railmate.inventory.addressed import addressed_functions, addressed_names
 from railmate.inventory.model import Inventory
 from railmate.provision.apply import KeptFromClaims, apply
-from railmate.provision.plan import WHOLE_MEANWHILE, PfChange, ProvisioningPlan, Refusal, plan
+from railmate.provision.plan import WHOLE_MEANWHILE, PfChange, Refusal, plan
+from railmate.provision.unfinished import Unfinished
 from railmate.topology.model import Topology
 from railmate_api.provisioning import VfProvisioning
 
@@ -23,7 +25,8 @@ _TRIES, _PAUSE = 3, 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """``failures``: how often in a row VFs were to be made and were not; ``at``: when it was last tried."""
+    """``failures``: how often in a row VFs were to be made, or to be finished, and were not; ``at``: when it was last
+    tried."""
 
     what: PfChange | Refusal
     failures: int = 0
@@ -35,7 +38,8 @@ class _Try:
 
 
 class Provisioner:
-    """``report`` gets a sentence for each physical function that cannot have what the rules say."""
+    """``report`` gets a sentence for each physical function that cannot have what the rules say. ``addressed`` gives
+    the names of netdevs with IP addresses."""
 
     def __init__(
         self,
@@ -43,10 +47,13 @@ class Provisioner:
         sysfs_root: Path,
         report: Callable[[str], None],
         kept_from_claims: KeptFromClaims,
+        unfinished: Unfinished,
         clock: Callable[[], float] = time.monotonic,
+        addressed: Callable[[], Set[str]] = addressed_names,
     ) -> None:
         self._wanted, self._sysfs_root, self._report = wanted, sysfs_root, report
-        self._kept_from_claims, self._clock = kept_from_claims, clock
+        self._kept_from_claims, self._unfinished, self._clock = kept_from_claims, unfinished, clock
+        self._addressed = addressed
         self._tried: dict[str, _Try] = {}
         self._awaiting: frozenset[str] = frozenset()
 
@@ -76,7 +83,9 @@ class Provisioner:
         """
         if self._wanted is None:
             return False
-        whole = plan(inventory, topology.roles, self._wanted, uplinks, held)
+        addressed = addressed_functions(inventory, self._addressed())
+        unfinished = self._unfinished.addresses()
+        whole = plan(inventory, topology.roles, self._wanted, uplinks, held, addressed, unfinished)
         tried, self._tried = self._tried, {}
         awaiting, changed = set(self._awaiting), False
         facts: list[PfChange | Refusal] = [*whole.changes, *whole.refusals]
@@ -97,23 +106,23 @@ class Provisioner:
 
     def _try(self, one: PfChange | Refusal, inventory: Inventory, failures: int) -> _Try:
         if isinstance(one, Refusal):
-            self._tell(
-                apply(ProvisioningPlan((), (one,)), inventory, self._kept_from_claims, self._sysfs_root)
-            )
+            self._tell([f"{one.address} is not provisioned: {one.reason}."])
             return _Try(one)
-        problems = apply(ProvisioningPlan((one,)), inventory, self._kept_from_claims, self._sysfs_root)
-        if not problems:
+        outcome = apply(one, inventory, self._kept_from_claims, self._sysfs_root, self._unfinished)
+        if outcome.made:
+            self._tell(outcome.problems)
             # so it is now; if it has lost its VFs again by the next look, that is new
-            return _Try(replace(one, present=one.rule.vfs, resize=False))
-        now = _Try(one, failures + 1 if one.resize else 0, self._clock())
+            return _Try(replace(one, present=one.rule.vfs, resize=False, finish=False))
+        counted = one.resize or one.finish
+        now = _Try(one, (failures + 1 if outcome.again else _TRIES) if counted else 0, self._clock())
         if now.unfinished:
-            for problem in problems:
+            for problem in outcome.problems:
                 log.warning("%s It is tried again.", problem)
         else:
-            self._tell([problem.removesuffix(".") + f"{_whole(one)}." for problem in problems])
+            self._tell([problem.removesuffix(".") + f"{_whole(one)}." for problem in outcome.problems])
         return now
 
-    def _tell(self, problems: list[str]) -> None:
+    def _tell(self, problems: Iterable[str]) -> None:
         for problem in problems:
             log.error("%s", problem)
             self._report(problem)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
 
 from railmate.attach.errors import AttachError
-from railmate.attach.links import Link, find
+from railmate.attach.links import Link, attempt, find
 from railmate.attach.steps import apply_all
 
 VF = "0000:c1:00.2"
@@ -77,3 +78,11 @@ def test_an_undo_that_fails_is_told_and_does_not_stop_the_others() -> None:
     with pytest.raises(AttachError, match=r"^c is broken; then b stays$"):
         apply_all(steps, None)  # type: ignore[arg-type]
     assert log == ["+a", "+b", "+c", "-c", "-b", "-a"]
+
+
+def test_an_error_of_the_kernel_keeps_its_number() -> None:
+    """For who waits until a NIC is ready."""
+    with pytest.raises(AttachError, match="VF 0 cannot be named") as failed, attempt("VF 0 cannot be named"):
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    assert failed.value.code == errno.EAGAIN
+    assert AttachError("of another cause").code == 0

@@ -33,12 +33,14 @@ def test_probes_get_time_and_keep_what_they_ask() -> None:
         "periodSeconds": 20,
         "initialDelaySeconds": 15,
     }
-    container = {"name": "driver", "readinessProbe": ready, "livenessProbe": alive}
+    started = {"exec": {"command": ["probe", "socket", "/healthz", "7"]}, "timeoutSeconds": 10}
+    container = {"name": "driver", "startupProbe": started, "readinessProbe": ready, "livenessProbe": alive}
     give_probes_time([container, {"name": "other"}])
     assert ready["exec"] == {"command": ["probe", "socket", "/readyz", "55"]}
+    assert started["exec"] == {"command": ["probe", "socket", "/healthz", "55"]}
     assert alive["exec"] == {"command": ["probe", "socket", "/healthz", "2"]}
     assert alive["initialDelaySeconds"] == 15
-    assert ready["timeoutSeconds"] == alive["timeoutSeconds"] == 58
+    assert started["timeoutSeconds"] == ready["timeoutSeconds"] == alive["timeoutSeconds"] == 58
 
 
 def test_the_runtime_takes_the_sandbox_image_that_is_on_the_disk() -> None:

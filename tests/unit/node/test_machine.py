@@ -20,6 +20,8 @@ from railmate.inventory.model import Inventory
 from railmate.node.machine import MachineWatch, View, first_look, look, remember
 from railmate.node.provisioning import Provisioner
 from railmate.node.settings import Settings
+from railmate.provision.apply import Outcome
+from railmate.provision.unfinished import Unfinished
 from railmate.publish.model import Offer, OfferedDevice
 from railmate.topology.analyze import analyze
 from railmate_api.provisioning import decode_provisioning
@@ -33,7 +35,8 @@ def nobody(physical_function: str) -> Iterator[Set[str]]:
     yield frozenset()
 
 
-NO_VFS = Provisioner(None, Path("/sys"), print, nobody)
+NONE_BEGUN = Unfinished(Path("/nonexistent"), "this boot")
+NO_VFS = Provisioner(None, Path("/sys"), print, nobody, NONE_BEGUN)
 
 
 def held(*addresses: str, devices: tuple[OfferedDevice, ...] = ()) -> Held:
@@ -351,11 +354,11 @@ def test_a_port_is_not_given_away_whole_before_its_vfs_are_made(
 ) -> None:
     """Only when they cannot be made, and then people are told."""
     settings = own_tree(settings, tmp_path, vfs=0)
-    refused = ["the NIC says no."]
+    refused = Outcome(("the NIC says no.",), made=False, again=True)
     monkeypatch.setattr(provisioning, "apply", lambda *arguments: refused)
     told: list[str] = []
     now = [0.0]
-    provisioner = Provisioner(TWO_VFS, settings.sysfs_root, told.append, nobody, lambda: now[0])
+    provisioner = Provisioner(TWO_VFS, settings.sysfs_root, told.append, nobody, NONE_BEGUN, lambda: now[0])
 
     def offered(view: View) -> set[str]:
         return {one.kind for one in view.offer.devices if PORT in one.nics}

@@ -59,9 +59,14 @@ def changed(inventory: Inventory, address: str, **fields: Any) -> Inventory:
 
 
 def planned(
-    inventory: Inventory, wanted: Any, uplinks: Set[str] = frozenset(), held: Set[str] = frozenset()
+    inventory: Inventory,
+    wanted: Any,
+    uplinks: Set[str] = frozenset(),
+    held: Set[str] = frozenset(),
+    addressed: Set[str] = frozenset(),
+    unfinished: Set[str] = frozenset(),
 ) -> ProvisioningPlan:
-    return plan(inventory, analyze(inventory).roles, wanted, uplinks, held)
+    return plan(inventory, analyze(inventory).roles, wanted, uplinks, held, addressed, unfinished)
 
 
 def test_every_rail_gets_its_vfs_and_no_other_nic_does(bare: Inventory) -> None:
@@ -147,6 +152,44 @@ def test_a_nic_with_a_vf_in_use_is_never_resized(
     assert vf in refusal.reason
     assert said in refusal.reason
     assert "drain the node" in refusal.reason
+
+
+def test_a_nic_whose_vf_is_the_nodes_way_out_or_has_its_address_is_never_resized(
+    with_two_vfs: Inventory,
+) -> None:
+    vf, wanted = vf_of(with_two_vfs, RAILS[0]), rules({"select": {"address": RAILS[0]}, "vfs": 8})
+    for found, said in (
+        (planned(with_two_vfs, wanted, uplinks={vf}), "it carries the node's own traffic"),
+        (planned(with_two_vfs, wanted, addressed={vf}), "has an IP address"),
+    ):
+        assert found.changes == ()
+        assert f"{vf} is in use: " in found.refusals[0].reason
+        assert said in found.refusals[0].reason
+
+
+def test_an_address_of_the_physical_function_keeps_nobody_from_making_vfs(bare: Inventory) -> None:
+    assert RAILS[0] in {one.address for one in planned(bare, RAILS_GET_FOUR, addressed={RAILS[0]}).changes}
+
+
+def test_vfs_that_were_begun_are_finished_or_made_anew(with_two_vfs: Inventory) -> None:
+    """The number of VFs alone does not tell."""
+    for vfs, expected in ((2, (False, True)), (3, (True, False))):
+        wanted = rules({"select": {"address": RAILS[0]}, "vfs": vfs})
+        (change,) = planned(with_two_vfs, wanted, unfinished={RAILS[0]}).changes
+        assert (change.resize, change.finish) == expected
+    (change,) = planned(with_two_vfs, rules({"select": {"address": RAILS[0]}, "vfs": 2})).changes
+    assert not change.finish
+
+
+def test_another_mtu_waits_for_vfs_in_use(with_two_vfs: Inventory) -> None:
+    vf = vf_of(with_two_vfs, RAILS[0])
+    (netdev,) = with_two_vfs.functions[RAILS[0]].netdevs
+    for now, waits in ((1500, True), (9000, False)):
+        inventory = changed(with_two_vfs, RAILS[0], netdevs=(replace(netdev, mtu=now),))
+        wanted = rules({"select": {"address": RAILS[0]}, "vfs": 2, "mtu": 9000})
+        (change,) = planned(inventory, wanted, held={vf}).changes
+        assert (change.mtu_waits, dict(change.busy)) == (waits, {vf: "a claim holds it"})
+        assert not planned(inventory, wanted).changes[0].mtu_waits
 
 
 def test_a_vf_that_a_claim_holds_is_in_use(with_two_vfs: Inventory) -> None:
