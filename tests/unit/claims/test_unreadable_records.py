@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,7 @@ def test_a_newer_railmates_record_is_not_written_over(newer: World) -> None:
 
 
 @pytest.fixture
-def bad_block(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+def bad_block(world: World, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Files, by name, that the disk no longer gives out."""
     names: set[str] = set()
     real = Path.read_bytes
