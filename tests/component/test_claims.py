@@ -147,6 +147,27 @@ def test_prepare_attach_detach_unprepare(driver: Driver, pods: list[str]) -> Non
     assert driver.files() == []
 
 
+def test_a_netdev_that_its_driver_has_made_anew_is_in_the_pod_before_the_next_container(
+    driver: Driver, pods: list[str]
+) -> None:
+    """A reload ends the pod's netdev, and makes one on the node, under another name."""
+    driver.prepare(1, "vf-0", "vf-1")
+    driver.state.attach(sandbox(pods[0]))
+    kept = links(pods[0])["net2"]
+    ip("-netns", pods[0], "link", "set", "net1", "netns", str(os.getpid()), "name", f"{TAG}new")
+    with pytest.raises(RailmateError, match=rf"{VFS[0]} .*is not in pod"):
+        driver.state.check(sandbox(pods[0]), [uid(1)])
+    driver.state.attach(sandbox(pods[0]))
+    driver.state.check(sandbox(pods[0]), [uid(1)])
+    assert links(pods[0])["net1"]["address"] == mac(0)
+    assert links(pods[0])["net2"] == kept
+    assert len(driver.gates()) == 1
+    driver.state.unprepare(ref(1))
+    assert_home(0)
+    assert_home(1)
+    assert driver.files() == []
+
+
 def test_several_vfs_and_claims_of_a_pod(driver: Driver, pods: list[str]) -> None:
     driver.prepare(1, "wide")
     driver.prepare(2, "vf-2")
