@@ -58,9 +58,8 @@ class Attachments:
         self.boot_id = boot_id
         self.repaired: Callable[[str], None] = lambda kind: None  # whoever counts repairs sets it
         self.elsewhere: Elsewhere | None = None  # where strays may be; whoever knows the node sets it
-        self.on_bus: Callable[[str], bool] = lambda address: (
-            True
-        )  # whether the PCI function is there, likewise
+        # whether the PCI function is there; likewise
+        self.on_bus: Callable[[str], bool] = lambda address: True
         # the claim's entry with the device nodes that it has now, also on disk; whoever knows the node sets it
         self.renewed: Callable[[Entry], Entry] = lambda entry: entry
         # tells the claim's user: claim, reason, sentence
