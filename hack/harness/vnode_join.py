@@ -187,12 +187,8 @@ def _has_joined(plane: ControlPlane) -> bool:
 
 
 def _add_node_object(plane: ControlPlane) -> None:
-    labels = {"kubernetes.io/hostname": NODE}
-    plane.request(
-        "POST",
-        "/api/v1/nodes",
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": labels}},
-    )
+    metadata = {"name": NODE, "labels": {"kubernetes.io/hostname": NODE}}
+    plane.request("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
     addresses = [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": NODE}]
     _patch_node(plane, "/status", {"status": {"addresses": addresses}})
 

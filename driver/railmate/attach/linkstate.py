@@ -19,7 +19,11 @@ from railmate.attach.links import error_of, mac_bytes, mac_text
 from railmate.netlink import Attributes, Netlink, attribute, attributes, nested, number, text, u32, words
 
 _NEWLINK, _DELLINK, _GETLINK, _NEWPROPERTY, _DELPROPERTY = 16, 17, 18, 108, 109
-_OPERSTATE, _OPER_UP, _MODE_DEFAULT = 16, 6, 0  # IF_OPER_UP and IF_LINK_MODE_DEFAULT of include/uapi/linux/if.h
+_OPERSTATE, _OPER_UP, _MODE_DEFAULT = (
+    16,
+    6,
+    0,
+)  # IF_OPER_UP and IF_LINK_MODE_DEFAULT of include/uapi/linux/if.h
 _BROADCAST, _ALIAS, _EXT_MASK, _PROPERTIES, _OTHER_NAME = 2, 20, 29, 52, 53
 _LOWER, _LINKINFO, _INFO_KIND, _LOWER_NETNS = 5, 18, 1, 37
 _SKIP_STATISTICS = u32(1 << 3)

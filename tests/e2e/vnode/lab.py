@@ -30,14 +30,8 @@ PROVISIONING: dict[str, Any] = {
 PATIENCE = 300
 #: Of links: numbers that the kernel gives anew, and times; an address is tentative for the first seconds of its life.
 _CHANGING = {
-    "ifindex",
-    "link_index",
-    "valid_life_time",
-    "preferred_life_time",
-    "netdev_index",
-    "tentative",
-    "netns-immutable",
-}
+    "ifindex", "link_index", "valid_life_time", "preferred_life_time", "netdev_index", "tentative", "netns-immutable",
+}  # fmt: skip
 #: All that `VnodeLab.state` compares, by one command: a process costs a tenth of a second and more. ethtool tells
 #: offloads, rings and coalescing of every netdev at once.
 _CUT = "=== next ==="
