@@ -19,11 +19,7 @@ from railmate.attach.links import error_of, mac_bytes, mac_text
 from railmate.netlink import Attributes, Netlink, attribute, attributes, nested, number, text, u32, words
 
 _NEWLINK, _DELLINK, _GETLINK, _NEWPROPERTY, _DELPROPERTY = 16, 17, 18, 108, 109
-_OPERSTATE, _OPER_UP, _MODE_DEFAULT = (
-    16,
-    6,
-    0,
-)  # IF_OPER_UP and IF_LINK_MODE_DEFAULT of include/uapi/linux/if.h
+_OPERSTATE, _OPER_UP, _MODE_DEFAULT = 16, 6, 0  # IF_OPER_UP, IF_LINK_MODE_DEFAULT: include/uapi/linux/if.h
 _BROADCAST, _ALIAS, _EXT_MASK, _PROPERTIES, _OTHER_NAME = 2, 20, 29, 52, 53
 _LOWER, _LINKINFO, _INFO_KIND, _LOWER_NETNS = 5, 18, 1, 37
 _SKIP_STATISTICS = u32(1 << 3)
@@ -133,12 +129,12 @@ def _changes(before: LinkState, now: LinkState) -> Iterator[tuple[str, int, _Bod
     for name, (kind, size) in _NUMBERS.items():
         if name in wrong:
             value = u32(before.numbers[name]) if size == 4 else bytes([before.numbers[name]])
-            parts = attribute(kind, value)
+            setting = attribute(kind, value)
             if name == "mode" and before.numbers[name] == _MODE_DEFAULT:
                 # One that is dormant stays so: the kernel does not look at the mode again before the carrier changes.
                 # It ignores this where there is no carrier (Documentation/networking/operstates.rst).
-                parts += attribute(_OPERSTATE, bytes([_OPER_UP]))
-            yield name, _NEWLINK, (unchanged, parts)
+                setting += attribute(_OPERSTATE, bytes([_OPER_UP]))
+            yield name, _NEWLINK, (unchanged, setting)
     if now.alias != before.alias:
         yield "alias", _NEWLINK, (unchanged, attribute(_ALIAS, before.alias.encode()))
     if now.broadcast != before.broadcast:
