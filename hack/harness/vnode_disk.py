@@ -8,7 +8,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,30 +42,32 @@ class Boot:
 
 def boot_files() -> Boot:
     """Everything that `VirtualNode` starts, built if need be."""
-    kernel, module = kernel_tree(), nvidia_module()
+    kernel, modules = kernel_tree(), own_modules()
     release = kernel_release(kernel)
     return Boot(
         kernel / "usr/lib/modules" / release / "vmlinuz",
         _initrd(kernel, release),
-        _disk(kernel, release, module),
+        _disk(kernel, release, modules),
     )
 
 
-def nvidia_module() -> Path:
-    """The kernel module that stands in for NVIDIA's driver, built with the compiler and headers of the kernel's tree.
+def own_modules() -> list[Path]:
+    """The kernel modules that stand in for drivers of absent silicon, built with the compiler and headers of the
+    kernel's tree.
 
     The compiler runs in the tree as its root, and in an environment of its own.
     """
     tree = kernel_tree()
-    release, source = kernel_release(tree), GUEST_FILES / "nvidia.c"
+    release, sources = kernel_release(tree), sorted(GUEST_FILES.glob("*.c"))
 
     def make(directory: Path) -> None:
         place = Path("tmp") / f"railmate-{directory.name}"
         work = tree / place
         work.mkdir(parents=True)
         try:
-            shutil.copy(source, work)
-            (work / "Makefile").write_text("obj-m := nvidia.o\n")
+            for source in sources:
+                shutil.copy(source, work)
+            (work / "Makefile").write_text(f"obj-m := {' '.join(f'{one.stem}.o' for one in sources)}\n")
             headers = f"/usr/src/linux-headers-{release}"
             inside = (
                 'mount --bind /proc "$0/proc" && exec nice chroot "$0" "$@"'  # objtool reads a limit in /proc
@@ -75,12 +77,14 @@ def nvidia_module() -> Path:
                 "/usr/bin/env", "-i", "PATH=/usr/bin:/usr/sbin",
                 "make", "-j2", "-C", headers, f"M=/{place}", "AWK=gawk", "modules",
             ])  # fmt: skip
-            shutil.copy(work / "nvidia.ko", directory)
+            for source in sources:
+                shutil.copy(work / f"{source.stem}.ko", directory)
         finally:
             shutil.rmtree(work)
 
-    key = content_key(tree.parent.name, release, source)
-    return artefact("vnode-nvidia", key, make, "building the driver of the simulated GPUs") / "nvidia.ko"
+    key = content_key(tree.parent.name, release, *sources)
+    built = artefact("vnode-modules", key, make, "building the drivers of simulated GPUs and switches")
+    return sorted(built.glob("*.ko"))
 
 
 def dependencies(listing: str, names: Iterable[str]) -> list[str]:
@@ -149,12 +153,12 @@ def _initrd(kernel: Path, release: str) -> Path:
     return artefact("vnode-initrd", key, make, "writing the node's initial RAM disk") / "initrd"
 
 
-def _disk(kernel: Path, release: str, module: Path) -> Path:
+def _disk(kernel: Path, release: str, own: Sequence[Path]) -> Path:
     guest, packages = guest_tree(), _packages()
     key = content_key(
         guest.parent.name,
         kernel.parent.name,
-        module.parent.name,
+        *(module.parent.name for module in own),
         packages.parent.name,
         _DISK_SIZE,
         _COMMAND,
@@ -173,7 +177,8 @@ def _disk(kernel: Path, release: str, module: Path) -> Path:
         for name in ("vmlinuz", "build", "source"):
             (modules / name).unlink(missing_ok=True)
         (modules / "updates").mkdir(exist_ok=True)
-        shutil.copy(module, modules / "updates")
+        for module in own:
+            shutil.copy(module, modules / "updates")
         run(["chroot", root, "depmod", release])
         target = root / PACKAGES_DIR.lstrip("/")
         target.parent.mkdir(parents=True)

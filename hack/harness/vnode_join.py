@@ -22,7 +22,7 @@ import yaml
 from harness import driverimage
 from harness.controlplane import ControlPlane
 from harness.deploy import CHART, NAMESPACE, RELEASE
-from harness.gobuild import CONTROL_PLANE, build, program
+from harness.gobuild import build, program
 from harness.shell import HarnessError, need, progress, run
 from harness.vnode import VirtualNode
 from harness.vnode_disk import GUEST_FILES
@@ -65,15 +65,12 @@ def join(node: VirtualNode, *, tied: bool = True, driver_values: tuple[str, ...]
     process. A node that has joined already only gets the driver as it is now.
     Raises HarnessError with what the kubelet or the driver said when one is not ready in time.
     """
-    plane = ControlPlane(_plane_directory(node), nodes=(NODE,), apiserver_args=_apiserver_arguments(node))
+    plane = start_plane(node, tied=tied)
     joined = Joined(node, plane)
     image = driverimage.build()
-    if not all(plane.running().values()):
+    if not _has_joined(plane):
         disk = store_disk(image)
-        build([*CONTROL_PLANE, "kubectl", "helm"])
-        _write_client_certificate(_pki_directory(node))
-        progress("vnode", "starting a control plane on this machine")
-        plane.start(tied=tied)
+        build(["kubectl", "helm"])
         _add_node_object(plane)
         progress("vnode", "starting containerd and the kubelet in the node")
         _start_node(joined, disk)
@@ -82,9 +79,20 @@ def join(node: VirtualNode, *, tied: bool = True, driver_values: tuple[str, ...]
         )
         # The controller that would take the taint of a new node away is off: it would declare a slow node dead.
         _patch_node(plane, "", {"spec": {"taints": None}})
-    _bring_image(node, image)
+    else:
+        _bring_image(node, image)
     install_driver(joined, image, *driver_values)
     return joined
+
+
+def start_plane(node: VirtualNode, *, tied: bool = True) -> ControlPlane:
+    """The control plane for a node, which need not run yet: the two may start side by side. One that runs is taken."""
+    plane = ControlPlane(_plane_directory(node), nodes=(NODE,), apiserver_args=_apiserver_arguments(node))
+    if not all(plane.running().values()):
+        _write_client_certificate(_pki_directory(node))
+        progress("vnode", "starting a control plane on this machine")
+        plane.start(tied=tied)
+    return plane
 
 
 def leave(node: VirtualNode) -> None:
@@ -113,14 +121,19 @@ def install_driver(joined: Joined, image: driverimage.DriverImage, *values: str)
 
 
 def give_probes_time(containers: list[dict[str, Any]]) -> None:
-    """The node is ten times slower than a real one: probes come less often and wait longer, else as in the chart."""
+    """The node is ten times slower than a real one: probes come less often and wait longer, else as in the chart.
+
+    Each is a process in the container, which costs the node seconds of its processors.
+    """
     for container in containers:
         for name in ("startupProbe", "livenessProbe", "readinessProbe"):
             if name in container:
-                container[name] |= {"periodSeconds": 60, "timeoutSeconds": 58, "failureThreshold": 10}
+                container[name] |= {"periodSeconds": 300, "timeoutSeconds": 290, "failureThreshold": 10}
         for name in ("startupProbe", "readinessProbe"):
             if name in container:  # the last argument: for how many seconds it goes on asking
-                container[name]["exec"]["command"][-1] = "55"
+                container[name]["exec"]["command"][-1] = "280"
+        if "livenessProbe" in container:  # not beside the start
+            container["livenessProbe"]["initialDelaySeconds"] = 300
 
 
 def await_object(
@@ -170,13 +183,13 @@ def _write_client_certificate(directory: Path) -> None:
     ])  # fmt: skip
 
 
+def _has_joined(plane: ControlPlane) -> bool:
+    return bool(plane.request("GET", f"/api/v1/nodes?fieldSelector=metadata.name%3D{NODE}")["items"])
+
+
 def _add_node_object(plane: ControlPlane) -> None:
-    labels = {"kubernetes.io/hostname": NODE}
-    plane.request(
-        "POST",
-        "/api/v1/nodes",
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": labels}},
-    )
+    metadata = {"name": NODE, "labels": {"kubernetes.io/hostname": NODE}}
+    plane.request("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
     addresses = [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": NODE}]
     _patch_node(plane, "/status", {"status": {"addresses": addresses}})
 

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -211,6 +212,28 @@ def test_everything_at_once_is_set_back_also_when_the_kernel_has_brought_it_home
     assert_returned(move_back(vf, None), ReturnState.ALREADY_HOME)
     assert told(vf.name) == before
     assert snapshot(vf.name, ADDRESS) == vf
+
+
+def test_a_netdev_that_the_pod_has_left_dormant_has_its_carrier_again(make_vf: MakeVf, pod: Pod) -> None:
+    """The kernel does not look at the link mode by itself when that is set back."""
+    name = make_vf(1)
+    run("ip", "link", "set", name, "up")
+    vf = snapshot(name, ADDRESS)
+    move_in(vf, pod.path, name="net1")
+    pod.ip("link", "set", "dev", "net1", "mode", "dormant")
+    pod.ip("link", "set", "net1", "netns", str(os.getpid()), "name", "rhnet1")
+    run("ip", "link", "set", "rhnet1", "up")
+    await_operstate("rhnet1", "DORMANT")
+    assert_returned(move_back(vf, None), ReturnState.ALREADY_HOME)
+    await_operstate(name, "UP")
+
+
+def await_operstate(name: str, wanted: str) -> None:
+    """The kernel works it out in the background, within a second."""
+    end = time.monotonic() + 10
+    while (seen := told(name)["operstate"]) != wanted:
+        assert time.monotonic() < end, f"{name} is {seen}, not {wanted}"
+        time.sleep(0.05)
 
 
 def test_what_the_host_had_set_is_there_again(make_vf: MakeVf, pod: Pod) -> None:

@@ -32,6 +32,7 @@ from railmate.attach.linkmessages import (
 from railmate.attach.links import error_of, mac_bytes, mac_text
 from railmate.netlink import Attributes, Netlink, attribute, attributes, nested, number, text, u32, words
 
+_OPERSTATE, _OPER_UP, _MODE_DEFAULT = 16, 6, 0  # IF_OPER_UP, IF_LINK_MODE_DEFAULT: include/uapi/linux/if.h
 _ETHERNET_ADDRESS = 6
 #: Flags that dev_change_flags() of the kernel lets be changed, but for IFF_UP; by the words of ip-link(8).
 _FLAGS = {
@@ -138,7 +139,12 @@ def _changes(before: LinkState, now: LinkState) -> Iterator[tuple[str, int, _Bod
     for name, (kind, size) in _NUMBERS.items():
         if name in wrong:
             value = u32(before.numbers[name]) if size == 4 else bytes([before.numbers[name]])
-            yield name, NEWLINK, (attribute(kind, value), 0, 0)
+            setting = attribute(kind, value)
+            if name == "mode" and before.numbers[name] == _MODE_DEFAULT:
+                # One that is dormant stays so: the kernel does not look at the mode again before the carrier changes.
+                # It ignores this where there is no carrier (Documentation/networking/operstates.rst).
+                setting += attribute(_OPERSTATE, bytes([_OPER_UP]))
+            yield name, NEWLINK, (setting, 0, 0)
     if now.alias != before.alias:
         yield "alias", NEWLINK, (attribute(ALIAS, before.alias.encode()), 0, 0)
     if now.broadcast != before.broadcast:

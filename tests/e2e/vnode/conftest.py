@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from e2e.vnode.lab import PROVISIONING, VnodeLab
 from harness.vnode import VirtualNode, lasting_directory
-from harness.vnode_join import join, leave
+from harness.vnode_join import join, leave, start_plane
 from harness.vnode_packages import UnavailableError
 
 
@@ -23,11 +24,13 @@ def virtual_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualNo
         return
     node = VirtualNode(tmp_path_factory.mktemp("vnode") / "node")
     try:
-        node.start()
+        with ThreadPoolExecutor(1) as beside:
+            plane = beside.submit(start_plane, node)
+            node.start()
+            plane.result()
+        yield node
     except UnavailableError as error:
         pytest.skip(f"no virtual node on this machine: {error}")
-    try:
-        yield node
     finally:
         leave(node)
         node.stop()

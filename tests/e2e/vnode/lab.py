@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,15 +28,21 @@ PROVISIONING: dict[str, Any] = {
 }
 #: Seconds for what takes a few on hardware: everything in the node is emulated, on a machine that may be busy.
 PATIENCE = 300
-#: Of links: numbers that the kernel gives anew, and times.
+#: Of links: numbers that the kernel gives anew, and times; an address is tentative for the first seconds of its life.
 _CHANGING = {
-    "ifindex",
-    "link_index",
-    "valid_life_time",
-    "preferred_life_time",
-    "netdev_index",
-    "netns-immutable",
-}
+    "ifindex", "link_index", "valid_life_time", "preferred_life_time", "netdev_index", "tentative", "netns-immutable",
+}  # fmt: skip
+#: All that `VnodeLab.state` compares, by one command: a process costs a tenth of a second and more. ethtool tells
+#: offloads, rings and coalescing of every netdev at once.
+_CUT = "=== next ==="
+_LOOK = f"; echo '{_CUT}'; ".join([
+    "ip -j -d address show", "rdma -j dev show", "rdma -j link show",
+    "for what in k g c; do ethtool -$what '*'; done",
+    f"ls -d {PLUGIN_DIR}/claims/* {PLUGIN_DIR}/attached/* /run/cdi/* 2> /dev/null || true",
+])  # fmt: skip
+
+#: Of the rdma cgroup: everything, and nothing.
+RDMA_ALL, RDMA_NONE = "hca_handle=max hca_object=max", "hca_handle=0 hca_object=0"
 
 
 class VnodeLab:
@@ -90,25 +97,24 @@ class VnodeLab:
 
         Keys are paths such as ``link.rail0v1.mtu``.
         """
+        said = self.guest.run("sh", "-c", _LOOK).split(_CUT)
+        addresses, rdma, rdma_links = (json.loads(one) for one in said[:3])
         links = [
             link
-            for link in json.loads(self.guest.run("ip", "-j", "-d", "address", "show"))
+            for link in addresses
             if link["ifname"] not in ("eth0", "cni0") and link.get("linkinfo", {}).get("info_kind") != "veth"
         ]
-        for address in (address for link in links for address in link["addr_info"]):
-            address.pop("tentative", None)  # the kernel still looks for its double (RFC 4862, 5.4)
-        rdma = json.loads(self.guest.run("rdma", "-j", "dev", "show"))
-        rdma_links = json.loads(self.guest.run("rdma", "-j", "link", "show"))
-        files = f"ls -d {PLUGIN_DIR}/claims/* {PLUGIN_DIR}/attached/* /run/cdi/* 2> /dev/null"
-        # per netdev its offloads, rings and coalescing
-        ethtool = "cd /sys/class/net; for d in rail*; do for what in k g c; do ethtool -$what $d; done; done"
         return flatten({
             "link": {link["ifname"]: link for link in links},
             "rdma": {one["ifname"]: one for one in rdma},
             "rdma-link": {f"{one['ifname']}/{one['port']}": one for one in rdma_links},
-            "ethtool": paragraphs(self.guest.run("sh", "-c", ethtool)),
-            "files": self.guest.execute(["sh", "-c", files]).stdout.decode().split(),
+            "ethtool": paragraphs(said[3]),
+            "files": said[4].split(),
         })  # fmt: skip
+
+    def rdma_devices(self) -> set[str]:
+        """Those that the node sees; all of them are of NICs that claims may have."""
+        return {one["ifname"] for one in json.loads(self.guest.run("rdma", "-j", "dev", "show"))}
 
     def kept_of_vfs(self, physical: str) -> list[dict[str, Any]]:
         """What a physical function keeps of its VFs, as ``ip link`` tells it."""
@@ -157,12 +163,12 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def paragraphs(text: str) -> dict[str, list[str]]:
-    """Of ethtool's answers, each one's first line and the others."""
+    """Of ethtool's answers, each one's first line and the others; of the rails."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.splitlines():
-        if line.rstrip(":").rpartition(" ")[2].startswith("rail"):
-            lines = found.setdefault(line, [])
+        if first := re.fullmatch(r"\S.* (\S+):", line):
+            lines = found.setdefault(line, []) if first[1].startswith("rail") else []
         else:
             lines.append(line)
     return found
@@ -200,17 +206,43 @@ class VnodeWorkspace:
         """A shell command's output. Raises HarnessError when it fails."""
         return self.kubectl("exec", pod, "--", "sh", "-c", command)
 
-    def tries(self, pod: str, command: str) -> tuple[int, str]:
-        """A shell command's exit status and both its streams."""
-        text = self.in_pod(pod, f'({command}) 2>&1; echo "status $?"')
-        output, _, status = text.rstrip().rpartition("status ")
-        return int(status), output
+    def tries(self, pod: str, *commands: str) -> list[tuple[int, str]]:
+        """Exit status and both streams of each shell command, one after the other: each exec costs seconds."""
+        script = "; ".join(f'({command}) 2>&1; echo "{_CUT} $?"' for command in commands)
+        pieces = re.split(rf"{_CUT} (\d+)\n?", self.in_pod(pod, script))
+        return [(int(status), said) for said, status in zip(pieces[::2], pieces[1::2], strict=False)]
+
+    def claims(self, pod: str) -> list[dict[str, Any]]:
+        """The pod's claims."""
+        names = [one["resourceClaimName"] for one in self.get("pod", pod)["status"]["resourceClaimStatuses"]]
+        return [self.get("resourceclaim", name) for name in names]
 
     def allocated(self, pod: str) -> list[dict[str, Any]]:
         """Attributes of the devices of the pod's first claim."""
-        name = self.get("pod", pod)["status"]["resourceClaimStatuses"][0]["resourceClaimName"]
-        results = self.get("resourceclaim", name)["status"]["allocation"]["devices"]["results"]
+        results = self.claims(pod)[0]["status"]["allocation"]["devices"]["results"]
         return [self.lab.devices[result["device"]] for result in results]
+
+    def statuses(self, pod: str) -> list[dict[str, Any]]:
+        """What the driver says of the devices of all the pod's claims, when it has looked at them in the pod."""
+
+        def told() -> list[list[dict[str, Any]]]:
+            found = [claim["status"].get("devices", []) for claim in self.claims(pod)]
+            return found if all(found) else []
+
+        listed = eventually(told, f"status.devices of the claims of {pod}", seconds=PATIENCE)
+        return [device for devices in listed for device in devices]
+
+    def rdma_devices(self, pod: str) -> set[str]:
+        """Of the pod's claims."""
+        return {nic["rdmaDevice"] for status in self.statuses(pod) for nic in status["data"]["nics"]}
+
+    def rdma_limits(self, pod: str) -> dict[str, str]:
+        """By RDMA device, what the kernel says of the cgroup of the pod's container."""
+        (status,) = self.get("pod", pod)["status"]["containerStatuses"]
+        container = status["containerID"].removeprefix("containerd://")
+        find = f"cat $(find /sys/fs/cgroup -path '*{container}*' -name rdma.max)"
+        lines = self.lab.guest.run("sh", "-c", find).splitlines()
+        return {device: rest for device, _, rest in (line.strip().partition(" ") for line in lines)}
 
 
 def pod(name: str, *templates: str, root: bool = False) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,10 +22,6 @@ class OnePod:
     workspace: VnodeWorkspace
     before: dict[str, Any]
 
-    def interfaces(self) -> list[str]:
-        """Names of the pod's interfaces but for its own two, sorted."""
-        return sorted(set(self.workspace.in_pod("four", "ls /sys/class/net").split()) - {"lo", "eth0"})
-
 
 @pytest.fixture(scope="module")
 def four(vlab: VnodeLab) -> Iterator[OnePod]:
@@ -41,26 +38,46 @@ def four(vlab: VnodeLab) -> Iterator[OnePod]:
 
 
 def test_four_vfs_of_one_nic_come_into_one_pod_from_two_claims(four: OnePod, vlab: VnodeLab) -> None:
-    names = ["first", "first1", "lone", "lone1"]
-    assert four.interfaces() == names
-    listing = four.workspace.in_pod(
-        "four", f"for i in {' '.join(names)}; do readlink /sys/class/net/$i/device; done"
-    )
-    functions = {line.rpartition("/")[2] for line in listing.split()}
-    assert functions == {vlab.switches[1].vf(index) for index in range(4)}
+    look = "cd /sys/class/net; for i in *; do [ ! -e $i/device ] || echo $i $(readlink $i/device); done"
+    functions = dict(line.split() for line in four.workspace.in_pod("four", look).splitlines())
+    assert functions.keys() == {"first", "first1", "lone", "lone1"}
+    expected = {vlab.switches[1].vf(index) for index in range(4)}
+    assert {path.rpartition("/")[2] for path in functions.values()} == expected
 
 
 def test_the_pod_may_change_name_mtu_and_mac_and_join_a_vlan(four: OnePod, vlab: VnodeLab) -> None:
     """It may since its VF is trusted; the physical function notices the MAC."""
-    four.workspace.in_pod(
+    listing = four.workspace.in_pod(
         "four",
         "set -e; ip link set lone down; ip link set lone name mine; "
         "ip link set mine mtu 1400 address 02:00:00:00:00:77; ip link set mine up; "
         "ip link add link mine name mine.5 type vlan id 5; ip link set mine.5 up; "
-        "ip address add 10.66.5.1/24 dev mine.5",
+        "ip address add 10.66.5.1/24 dev mine.5; ls /sys/class/net",
     )
-    assert four.interfaces() == ["first", "first1", "lone1", "mine", "mine.5"]
+    assert listing.split() == ["eth0", "first", "first1", "lo", "lone1", "mine", "mine.5"]
     assert "02:00:00:00:00:77" in {one["address"] for one in vlab.kept_of_vfs("rail1")}
+
+
+def test_the_pod_may_change_flags_queue_limits_interrupts_and_take_a_name_of_the_hosts(
+    four: OnePod, vlab: VnodeLab
+) -> None:
+    """With that name on it the kernel would not move the netdev back to the host; see test_attach_hostile."""
+    said = four.workspace.in_pod(
+        "four",
+        'set -e; ip() { /usr/bin/ip "$@"; }; '  # not busybox's
+        "ip link set mine promisc on allmulticast on arp off txqueuelen 7 alias evil group 5 mode dormant "
+        "gso_max_size 30000 gro_max_size 20000; ip link property add dev mine altname rail0; "
+        "ethtool -C mine rx-usecs 50; ip -j -d link show mine",
+    )
+    (link,) = json.loads(said)
+    assert {"PROMISC", "ALLMULTI", "NOARP"} <= set(link["flags"])
+    assert (link["ifalias"], link["altnames"], link["txqlen"], link["gso_max_size"]) == (
+        "evil",
+        ["rail0"],
+        7,
+        30000,
+    )
+    assert vlab.guest.run("cat", "/sys/class/net/rail0/ifindex")
 
 
 def test_what_the_pod_changed_is_as_it_was_when_it_has_ended(four: OnePod, vlab: VnodeLab) -> None:

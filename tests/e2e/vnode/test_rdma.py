@@ -11,50 +11,64 @@ from typing import Any
 
 import pytest
 
-from e2e.vnode.lab import VnodeLab, VnodeWorkspace, pair_template, pod
+from e2e.vnode.lab import RDMA_ALL, RDMA_NONE, VnodeLab, VnodeWorkspace, pair_template, pod
 
 NIC, PF = "railmate.dev/nicPciBusID", "railmate.dev/pfPciBusID"
 ADDRESSES = {"first": "192.168.77.1", "second": "192.168.77.2"}
 _PODS = tuple(ADDRESSES)
+#: What a pod sees of itself, a line a fact, by one command: each exec costs seconds. $1: the GID of its address.
+_LOOK = """
+echo user $(id -u)
+echo capabilities $(sed -n 's/^CapEff://p' /proc/self/status)
+echo locked $(ulimit -l)
+echo devices $(ls /sys/class/infiniband)
+echo nodes $(ls /dev/infiniband)
+cd /sys/class/infiniband/*/ports/1/gids
+echo gids $(for i in $(grep -l $1 *); do ! grep -q v2 ../gid_attrs/types/$i || echo $i; done)
+echo verbs $(grep -l "^$(ls /sys/class/infiniband)$" /sys/class/infiniband_verbs/*/ibdev | cut -d/ -f5)
+echo metadata $(head -n 1 /var/run/kubernetes.io/dra-device-attributes/*/*/*/railmate.dev-metadata.json)
+"""
 
 
 @dataclass(frozen=True)
 class TwoPods:
-    """Two pods with two GPUs and a VF each, on NICs of different sockets, and the node's state before there was any."""
+    """Two pods with a GPU and a VF each, on NICs of different sockets; what the driver and the pods say of them; the
+    node's state and RDMA devices before there was any."""
 
     workspace: VnodeWorkspace
     before: dict[str, Any]
+    claimable: set[str]
+    told: dict[str, dict[str, Any]]
+    seen: dict[str, dict[str, str]]
 
     def rdma_device(self, name: str) -> str:
-        (device,) = self.workspace.in_pod(name, "ls /sys/class/infiniband").split()
+        (device,) = self.seen[name]["devices"].split()
         return device
+
+    def gid_index(self, name: str) -> int:
+        """The RoCE v2 GID of the pod's own address, from the pod's own table."""
+        (index,) = self.seen[name]["gids"].split()
+        return int(index)
 
 
 @pytest.fixture(scope="module")
 def two(vlab: VnodeLab) -> Iterator[TwoPods]:
-    before = vlab.state()
+    before, claimable = vlab.state(), vlab.rdma_devices()
     with vlab.workspace() as workspace:
         for name, switch in zip(_PODS, (vlab.switches[0], vlab.switches[2]), strict=True):
             template = pair_template(name, switch, interfaceName="rail", addresses=[f"{ADDRESSES[name]}/24"])
             workspace.apply(template, pod(name, name))
         workspace.await_ready(*_PODS)
-        yield TwoPods(workspace, before)
+        told = {name: workspace.statuses(name) for name in _PODS}
+        seen = {name: look(workspace, name) for name in _PODS}
+        yield TwoPods(workspace, before, claimable, {name: one for name, (one,) in told.items()}, seen)
 
 
-def gid_index(two: TwoPods, name: str) -> int:
-    """The RoCE v2 GID of the pod's own address, from the pod's own table."""
-    device = two.rdma_device(name)
-    table = f"/sys/class/infiniband/{device}/ports/1"
+def look(workspace: VnodeWorkspace, name: str) -> dict[str, str]:
     octets = [int(part) for part in ADDRESSES[name].split(".")]
     gid = "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}".format(*octets)
-    listing = two.workspace.in_pod(name, f"cd {table}/gids; grep -l {gid} * || true").split()
-    found = [
-        index
-        for index in listing
-        if "v2" in two.workspace.in_pod(name, f"cat {table}/gid_attrs/types/{index}")
-    ]
-    assert len(found) == 1, f"{name} has its address in {found or 'no'} RoCE v2 GIDs"
-    return int(found[0])
+    lines = workspace.in_pod(name, f"set -- {gid}{_LOOK}").splitlines()
+    return {fact: value for fact, _, value in (line.partition(" ") for line in lines)}
 
 
 def test_the_pods_have_vfs_of_the_nics_beside_their_gpus(two: TwoPods, vlab: VnodeLab) -> None:
@@ -64,22 +78,17 @@ def test_the_pods_have_vfs_of_the_nics_beside_their_gpus(two: TwoPods, vlab: Vno
 
 
 def test_the_pods_users_are_not_root_and_have_no_capability(two: TwoPods) -> None:
-    for name in _PODS:
-        said = two.workspace.in_pod(name, "id -u; grep CapEff /proc/self/status").split()
-        assert said == ["1000", "CapEff:", "0" * 16]
+    for seen in two.seen.values():
+        assert (seen["user"], seen["capabilities"]) == ("1000", "0" * 16)
 
 
 def test_memory_may_be_locked_without_a_capability(two: TwoPods) -> None:
-    for name in _PODS:
-        assert two.workspace.in_pod(name, "ulimit -l").strip() == "unlimited"
+    assert {seen["locked"] for seen in two.seen.values()} == {"unlimited"}
 
 
 def test_the_claims_status_and_the_pods_metadata_name_the_gid_of_the_pods_address(two: TwoPods) -> None:
-    pattern = "/var/run/kubernetes.io/dra-device-attributes/*/*/*/railmate.dev-metadata.json"
-    for name in _PODS:
-        index, device = gid_index(two, name), two.rdma_device(name)
-        claim = two.workspace.get("pod", name)["status"]["resourceClaimStatuses"][0]["resourceClaimName"]
-        (status,) = two.workspace.get("resourceclaim", claim)["status"]["devices"]
+    for name, status in two.told.items():
+        index, device = two.gid_index(name), two.rdma_device(name)
         ready = {one["type"]: (one["status"], one["message"]) for one in status["conditions"]}
         assert {kind: said[0] for kind, said in ready.items()} == {
             "Ready": "True", "NetworkReady": "True", "RDMAReady": "True",
@@ -87,30 +96,23 @@ def test_the_claims_status_and_the_pods_metadata_name_the_gid_of_the_pods_addres
         assert status["networkData"]["ips"] == [f"{ADDRESSES[name]}/24"]
         (nic,) = status["data"]["nics"]
         assert (nic["rdmaDevice"], nic["gidIndex"]) == (device, index)
-        newest, _ = two.workspace.in_pod(name, f"cat {pattern}").splitlines()
-        (told,) = json.loads(newest)["requests"][0]["devices"]
+        (told,) = json.loads(two.seen[name]["metadata"])["requests"][0]["devices"]
         assert told["attributes"]["railmate.dev/gidIndex"] == {"int": index}
         assert told["attributes"]["railmate.dev/rdmaDevice"] == {"string": device}
 
 
-def test_ib_write_bw_runs_between_the_pods_over_their_vfs(two: TwoPods) -> None:
-    workspace = two.workspace
-    options = "-n 200 -F --report_gbits"
+def test_ib_write_bw_runs_between_the_pods_over_their_vfs(two: TwoPods, vlab: VnodeLab) -> None:
+    commands = {
+        name: f"timeout 240 ib_write_bw -d {two.rdma_device(name)} -x {two.gid_index(name)} -n 200 -F --report_gbits"
+        for name in _PODS
+    }
     server: list[tuple[int, str]] = []
-
-    def serve() -> None:
-        command = (
-            f"timeout 240 ib_write_bw -d {two.rdma_device('first')} -x {gid_index(two, 'first')} {options}"
-        )
-        server.append(workspace.tries("first", command))
-
-    thread = threading.Thread(target=serve)
+    thread = threading.Thread(target=lambda: server.extend(two.workspace.tries("first", commands["first"])))
     thread.start()
-    # perftest's server listens on 18515 (48E3 in hexadecimal) for the exchange of addresses.
-    listening = "until grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.2; done"
-    workspace.in_pod("first", f'timeout 120 sh -c "{listening}"')
-    client = f"timeout 200 ib_write_bw -d {two.rdma_device('second')} -x {gid_index(two, 'second')} {options}"
-    status, output = workspace.tries("second", f"{client} {ADDRESSES['first']}")
+    # perftest's server listens on 18515 (4853 in hexadecimal) for the exchange of addresses.
+    tables = "$(pgrep -x ib_write_bw | sed 's|.*|/proc/&/net/tcp /proc/&/net/tcp6|')"
+    vlab.guest.run("sh", "-c", f"until grep -qs ':4853 .* 0A ' {tables} /dev/null; do sleep 0.2; done")
+    ((status, output),) = two.workspace.tries("second", f"{commands['second']} {ADDRESSES['first']}")
     thread.join()
     assert status == 0, output
     assert server[0][0] == 0, server[0][1]
@@ -120,22 +122,27 @@ def test_ib_write_bw_runs_between_the_pods_over_their_vfs(two: TwoPods) -> None:
 
 
 def test_a_pod_cannot_open_the_other_pods_rdma_device(two: TwoPods) -> None:
-    devices = {name: two.rdma_device(name) for name in _PODS}
-    assert devices["first"] != devices["second"]
+    assert two.rdma_device("first") != two.rdma_device("second")
     for name, other in (_PODS, _PODS[::-1]):
-        status, output = two.workspace.tries(name, f"ibv_devinfo -d {devices[other]}")
-        assert status != 0, output
-        assert two.workspace.tries(name, f"ibv_devinfo -d {devices[name]}")[0] == 0
+        commands = [f"ibv_devinfo -d {two.rdma_device(one)}" for one in (other, name)]
+        (others, said), (own, _) = two.workspace.tries(name, *commands)
+        assert others != 0, said
+        assert own == 0
 
 
 def test_a_pod_has_the_character_devices_of_its_own_rdma_device_only(two: TwoPods) -> None:
+    for seen in two.seen.values():
+        (own,) = seen["verbs"].split()
+        assert [node for node in seen["nodes"].split() if node.startswith("uverbs")] == [own]
+
+
+def test_the_kernel_gives_a_pod_its_own_rdma_device_and_nothing_of_the_others(two: TwoPods) -> None:
+    """By its cgroup; see test_rdma_cgroup."""
+    free = two.claimable - {two.rdma_device(name) for name in _PODS}
     for name in _PODS:
-        device = two.rdma_device(name)
-        nodes = two.workspace.in_pod(name, "ls /dev/infiniband").split()
-        own = two.workspace.in_pod(
-            name, f"grep -l '^{device}$' /sys/class/infiniband_verbs/*/ibdev | cut -d/ -f5"
-        ).split()
-        assert [node for node in nodes if node.startswith("uverbs")] == own
+        limits = two.workspace.rdma_limits(name)
+        assert limits[two.rdma_device(name)] == RDMA_ALL
+        assert {device: limits[device] for device in free} == dict.fromkeys(free, RDMA_NONE)
 
 
 def test_the_node_no_longer_sees_the_pods_netdevs_and_rdma_devices(two: TwoPods, vlab: VnodeLab) -> None:

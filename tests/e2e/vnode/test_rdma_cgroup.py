@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from e2e.lab import PLUGIN_DIR
-from e2e.vnode.lab import VnodeLab, VnodeWorkspace, pod, vf_template
+from e2e.vnode.lab import RDMA_ALL, RDMA_NONE, VnodeLab, VnodeWorkspace, pod, vf_template
 
-_ALL = "hca_handle=max hca_object=max"
+
+@dataclass(frozen=True)
+class Pods:
+    """One with two claims, a privileged one with one, a privileged one without; and the RDMA devices that the node had
+    before: those of every VF, and of the physical functions above them."""
+
+    workspace: VnodeWorkspace
+    claimable: set[str]
+
+    def free(self) -> set[str]:
+        """Those that no pod here has got. A soft device that moves is another one for the kernel, without limits of
+        containers that are there already; what hardware has moves as it is."""
+        return self.claimable.difference(*(self.workspace.rdma_devices(one) for one in _CLAIMS))
+
+
+_CLAIMS = {"both": 2, "privileged": 1}  # how many a pod has
 
 
 def on_the_host(name: str, *templates: str) -> dict[str, Any]:
@@ -22,34 +38,44 @@ def on_the_host(name: str, *templates: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def workspace(vlab: VnodeLab) -> Iterator[VnodeWorkspace]:
+def pods(vlab: VnodeLab) -> Iterator[Pods]:
+    claimable = vlab.rdma_devices()
     first, second, third, _ = vlab.switches
     with vlab.workspace() as workspace:
         workspace.apply(
             vf_template("one", first), vf_template("other", third), vf_template("hosts", second),
-            pod("plain", "one"),
             pod("both", "one", "other"),
             on_the_host("privileged", "hosts"),
             on_the_host("bystander"),
         )  # fmt: skip
-        workspace.await_ready("plain", "both", "privileged", "bystander")
-        yield workspace
+        workspace.await_ready(*_CLAIMS, "bystander")
+        yield Pods(workspace, claimable)
 
 
-def limits(workspace: VnodeWorkspace, name: str) -> dict[str, str]:
-    """By RDMA device, what the kernel says of the container's cgroup."""
-    (status,) = workspace.get("pod", name)["status"]["containerStatuses"]
-    container = status["containerID"].removeprefix("containerd://")
-    find = f"cat $(find /sys/fs/cgroup -path '*{container}*' -name rdma.max)"
-    lines = workspace.lab.guest.run("sh", "-c", find).splitlines()
-    return {device: rest for device, _, rest in (line.strip().partition(" ") for line in lines)}
+@pytest.mark.parametrize("name", list(_CLAIMS))
+def test_a_container_has_its_claims_devices_and_nothing_of_the_others(pods: Pods, name: str) -> None:
+    said, mine, free = pods.workspace.rdma_limits(name), pods.workspace.rdma_devices(name), pods.free()
+    assert len(mine) == _CLAIMS[name]
+    assert {said[device] for device in mine} == {RDMA_ALL}
+    assert len(free) > 10
+    assert {device: said[device] for device in free} == dict.fromkeys(free, RDMA_NONE)
 
 
-def test_a_container_without_claims_is_not_limited(workspace: VnodeWorkspace) -> None:
-    assert set(limits(workspace, "bystander").values()) == {_ALL}
+def test_a_container_without_claims_is_not_limited(pods: Pods) -> None:
+    assert set(pods.workspace.rdma_limits("bystander").values()) == {RDMA_ALL}
 
 
-def test_the_driver_knows_that_the_kernel_limits(workspace: VnodeWorkspace, vlab: VnodeLab) -> None:
-    assert limits(workspace, "plain")
+def test_the_kernel_refuses_even_a_privileged_container_what_another_claim_may_have(pods: Pods) -> None:
+    """It has all device nodes and sees all devices, so only the cgroup can refuse it."""
+    (mine,), free = pods.workspace.rdma_devices("privileged"), max(pods.free())
+    look = "ibv_devinfo -d"
+    assert "hca_id" in pods.workspace.in_pod("bystander", f"{look} {free}")
+    own, others = pods.workspace.tries("privileged", f"{look} {mine}", f"{look} {free}")
+    assert own[0] == 0, own
+    assert others[0] != 0, others
+    assert "open device" in others[1], "it is found, and cannot be opened"
+
+
+def test_the_driver_knows_that_the_kernel_limits(vlab: VnodeLab, pods: Pods) -> None:
     told = vlab.guest.run("sh", "-c", f"cd {PLUGIN_DIR}; ls -d rdma-*").split()
     assert ("rdma-limited" in told, "rdma-unlimited" in told) == (True, False)

@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from e2e.vnode.lab import flatten
+from e2e.vnode.lab import flatten, paragraphs
 from harness.vnode_disk import GUEST_FILES
 from harness.vnode_images import PAUSE_IMAGE
 from harness.vnode_join import give_probes_time, kubelet_configuration
@@ -36,11 +36,11 @@ def test_probes_get_time_and_keep_what_they_ask() -> None:
     started = {"exec": {"command": ["probe", "socket", "/healthz", "7"]}, "timeoutSeconds": 10}
     container = {"name": "driver", "startupProbe": started, "readinessProbe": ready, "livenessProbe": alive}
     give_probes_time([container, {"name": "other"}])
-    assert ready["exec"] == {"command": ["probe", "socket", "/readyz", "55"]}
-    assert started["exec"] == {"command": ["probe", "socket", "/healthz", "55"]}
+    assert ready["exec"] == {"command": ["probe", "socket", "/readyz", "280"]}
+    assert started["exec"] == {"command": ["probe", "socket", "/healthz", "280"]}
     assert alive["exec"] == {"command": ["probe", "socket", "/healthz", "2"]}
-    assert alive["initialDelaySeconds"] == 15
-    assert started["timeoutSeconds"] == ready["timeoutSeconds"] == alive["timeoutSeconds"] == 58
+    assert alive["initialDelaySeconds"] == 300
+    assert started["timeoutSeconds"] == ready["timeoutSeconds"] == alive["timeoutSeconds"] == 290
 
 
 def test_the_runtime_takes_the_sandbox_image_that_is_on_the_disk() -> None:
@@ -67,4 +67,12 @@ def test_a_state_has_a_path_for_each_field_and_none_for_what_always_changes() ->
         "link.rail0v0.flags": ["UP"],
         "link.rail0v0.addr_info.0.local": "fe80::1",
         "files": [],
+    }
+
+
+def test_what_ethtool_says_of_the_rails_is_kept_by_its_first_line() -> None:
+    said = "Features for eth0:\nrx: on\nFeatures for rail0:\nrx: on\n\ttx-a: off\n\nFeatures for rail1:\nrx: off\n"
+    assert paragraphs(said) == {
+        "Features for rail0:": ["rx: on", "\ttx-a: off", ""],
+        "Features for rail1:": ["rx: off"],
     }
