@@ -65,7 +65,8 @@ class ContainerInfo:
     """A container. ``cdi_devices`` are its fully qualified CDI names, ``vendor/class=device``.
 
     ``env`` is what image and pod say, ``rlimits`` what the runtime was going to set. ``pid`` is the first process as
-    the runtime numbers it, 0 when the container does not run.
+    the runtime numbers it, 0 when the container does not run. ``hooks`` are the arguments of its createRuntime hooks,
+    the program's name first.
     """
 
     id: str
@@ -75,6 +76,7 @@ class ContainerInfo:
     env: Mapping[str, str] = field(default_factory=dict)
     rlimits: tuple[Rlimit, ...] = ()
     pid: int = 0
+    hooks: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ def container_info(message: Any) -> ContainerInfo:
         env=_environment(message.env),
         rlimits=tuple(Rlimit(limit.type, limit.soft, limit.hard) for limit in message.rlimits),
         pid=message.pid,
+        hooks=tuple(tuple(hook.args) for hook in message.hooks.create_runtime),
     )
 
 

@@ -187,6 +187,7 @@ def test_a_container_is_told_with_what_it_has_already() -> None:
     )
     message.rlimits.add(type="RLIMIT_MEMLOCK", soft=1, hard=2)
     message.CDI_devices.add(name="railmate.dev/claim=x")
+    message.hooks.create_runtime.add(path="/p/gate", args=["gate", "/p/attached", "x"])
     assert container_info(message) == ContainerInfo(
         "c1",
         "main",
@@ -195,6 +196,7 @@ def test_a_container_is_told_with_what_it_has_already() -> None:
         {"A": "2", "B": "x=y", "C": ""},
         (Rlimit("RLIMIT_MEMLOCK", 1, 2),),
         7,
+        (("gate", "/p/attached", "x"),),
     )
 
 
