@@ -117,16 +117,16 @@ class RuntimeEvents:
             self._state.check(sandbox, claims)
 
     def _refuse_outdated(self, container: ContainerInfo, claims: list[str]) -> None:
-        """Raises where the runtime has read a claim's device nodes before they changed: it reads CDI specs before it asks
-        here, and the attach may have gone on until now. The gate refuses such a container, too, but then it has failed
-        to start, which a pod that is never restarted does not survive."""
+        """Raises where the runtime has read a claim's device nodes before they changed: it reads CDI specs before it
+        asks here, and the attach may have gone on until now. The gate refuses such a container, too, but then it has
+        failed to start, which a pod that is never restarted does not survive."""
         said = nodes_words_of(self._driver, container.hooks)
         for entry in self._attached.entries(claims, 0.0):
             if said.get(entry.claim.uid, entry.nodes_word) != entry.nodes_word:
                 raise RailmateError(
                     f"{self._driver}: the device nodes of {entry.claim} have changed since the container runtime read "
-                    "which they are: an RDMA device gets other ones when it moves into the pod. The container gets them "
-                    "when it is tried again, which happens by itself."
+                    "which they are: an RDMA device gets other ones when it moves into the pod. The container gets "
+                    "them when it is tried again, which happens by itself."
                 )
 
     def _adopt(self, sandbox: Sandbox, claims: list[str]) -> None:
