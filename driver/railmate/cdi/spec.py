@@ -63,6 +63,12 @@ def nodes_word(nodes: Iterable[DeviceNode]) -> str:
     return hashlib.sha256("\n".join(paths).encode()).hexdigest()[:16] if paths else ""
 
 
+def nodes_words_of(driver: str, hooks: Iterable[Sequence[str]]) -> dict[str, str]:
+    """What the gates among a container's createRuntime hooks (by their arguments) say of their claims, by UID."""
+    gates = (hook for hook in hooks if len(hook) == 5 and hook[3] == driver)
+    return {hook[2]: hook[4] for hook in gates}
+
+
 def kind(driver: str) -> str:
     return f"{driver}/claim"
 

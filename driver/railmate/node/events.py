@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from railmate.cdi.spec import claim_uid_of
+from railmate.cdi.spec import claim_uid_of, nodes_words_of
 from railmate.claims.attachments import Sandbox, attempt
 from railmate.claims.records import Entry
 from railmate.claims.state import ClaimState
@@ -85,6 +85,7 @@ class RuntimeEvents:
             # the runtime does not wait for the API; the kubelet tries this container again in some seconds
             asyncio.get_running_loop().run_in_executor(self._adopting, self._adopt, sandbox, claims)
             raise
+        await self._run(self._refuse_outdated, container, claims)
         adjustment: ContainerAdjustment = await self._run(self._adjustment, pod, container, claims)
         return adjustment
 
@@ -114,6 +115,19 @@ class RuntimeEvents:
                 raise  # its pod has a newer one, or it has ended
             self._state.attach(sandbox)  # the runtime may not have heard that it failed when the sandbox came
             self._state.check(sandbox, claims)
+
+    def _refuse_outdated(self, container: ContainerInfo, claims: list[str]) -> None:
+        """Raises where the runtime has read a claim's device nodes before they changed: it reads CDI specs before it
+        asks here, and the attach may have gone on until now. The gate refuses such a container, too, but then it has
+        failed to start, which a pod that is never restarted does not survive."""
+        said = nodes_words_of(self._driver, container.hooks)
+        for entry in self._attached.entries(claims, 0.0):
+            if said.get(entry.claim.uid, entry.nodes_word) != entry.nodes_word:
+                raise RailmateError(
+                    f"{self._driver}: the device nodes of {entry.claim} have changed since the container runtime read "
+                    "which they are: an RDMA device gets other ones when it moves into the pod. The container gets "
+                    "them when it is tried again, which happens by itself."
+                )
 
     def _adopt(self, sandbox: Sandbox, claims: list[str]) -> None:
         attempt(lambda: self._state.adopt(sandbox, claims))

@@ -35,6 +35,7 @@ def container_info(message: Any) -> ContainerInfo:
         rlimits=tuple(Rlimit(limit.type, limit.soft, limit.hard) for limit in message.rlimits),
         annotations=dict(message.annotations),
         pid=message.pid,
+        hooks=tuple(tuple(hook.args) for hook in message.hooks.create_runtime),
     )
 
 

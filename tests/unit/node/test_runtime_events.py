@@ -14,6 +14,7 @@ import pytest
 from railmate.attach.functions import FunctionChange
 from railmate.attach.rdmalook import ROCE_V2
 from railmate.attach.rdmamodel import Gid, RdmaDeviceRef, SeenNic
+from railmate.cdi.spec import DeviceNode
 from railmate.claims.attachments import Sandbox
 from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedDevice, PreparedNic, Seen
 from railmate.claims.runtime_files import NCCL_TOPOLOGY
@@ -270,6 +271,25 @@ def test_what_failed_when_the_sandbox_came_is_tried_once_more_for_its_container(
     with pytest.raises(RailmateError, match="not attached"):
         do(events.create_container(pod(), container(f"railmate.dev/claim={UID}-a")))
     assert ("attach", "s1") not in recorder.calls
+
+
+def test_container_with_device_nodes_of_before_the_move_is_refused_before_it_could_fail_to_start(
+    events: RuntimeEvents, claims: Claims
+) -> None:
+    """The runtime reads the CDI spec before it asks, and RunPodSandbox was answered before the attach had ended."""
+    (device,) = attached(UID, "mlx5_2").devices
+    nodes = (DeviceNode("/dev/infiniband/uverbs0", "/host/dev/infiniband/uverbs0"),)
+    entry = replace(attached(UID, "mlx5_2"), devices=(replace(device, nodes=nodes),))
+    claims.known[UID] = entry
+
+    def created(word: str, driver: str = "railmate.dev") -> None:
+        hooks = (("other",), ("gate", "/p/attached", UID, driver, word))
+        do(events.create_container(pod(), container(f"railmate.dev/claim={UID}-a", hooks=hooks)))
+
+    created(entry.nodes_word)
+    created("before", driver="other.dev")
+    with pytest.raises(RailmateError, match=r"the device nodes of ResourceClaim .* have changed"):
+        created("before")
 
 
 # --- what a container gets beside its devices

@@ -188,6 +188,7 @@ def test_a_container_is_told_with_what_it_has_already() -> None:
     message.rlimits.add(type="RLIMIT_MEMLOCK", soft=1, hard=2)
     message.CDI_devices.add(name="railmate.dev/claim=x")
     message.annotations["railmate.dev/rdma-denied"] = "mlx5_0"
+    message.hooks.create_runtime.add(path="/p/gate", args=["gate", "/p/attached", "x"])
     assert container_info(message) == ContainerInfo(
         "c1",
         "main",
@@ -197,6 +198,7 @@ def test_a_container_is_told_with_what_it_has_already() -> None:
         (Rlimit("RLIMIT_MEMLOCK", 1, 2),),
         {"railmate.dev/rdma-denied": "mlx5_0"},
         7,
+        (("gate", "/p/attached", "x"),),
     )
 
 
