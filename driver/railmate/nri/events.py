@@ -66,8 +66,7 @@ class ContainerInfo:
 
     ``env`` is what image and pod say, ``rlimits`` and ``annotations`` what the runtime was going to set; each with what
     plugins that were asked before have added. ``pid`` is the first process as the runtime numbers it, 0 when the
-    container does not run. ``hooks`` are the arguments of its
-    createRuntime hooks, the program's name first.
+    container does not run. ``hooks`` are the arguments of its createRuntime hooks, the program's name first.
     """
 
     id: str
