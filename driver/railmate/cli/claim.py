@@ -188,6 +188,11 @@ def _check_slices(args: argparse.Namespace, ask: Ask, spec: Spec) -> Spec:
             if near
             else "No change of it was found that fits."
         )
+        if verdict.fits is None:
+            raise RailmateError(
+                f"{where}: whether a node could take this claim was not found out within {_SECONDS:.0f} s. Ask for it in "
+                "a simpler form, or give the slices of fewer nodes."
+            )
         raise RailmateError(f"{where}: no node could take this claim, even with nothing on it. {way}")
     return spec
 

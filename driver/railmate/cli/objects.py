@@ -58,14 +58,15 @@ def world_of(objects: Iterable[Object]) -> World:
     import yaml
 
     from railmate.explain.model import Node
-    from railmate.explain.parse import parse_claim, parse_class, parse_node, parse_slice
+    from railmate.explain.parse import Seen, parse_claim, parse_class, parse_node, parse_slice
     from railmate.explain.pools import node_names
     from railmate.explain.verdict import World
 
     by_kind: dict[str, list[Object]] = {}
     for one in objects:
         by_kind.setdefault(str(one["kind"]), []).append(one)
-    slices = tuple(map(parse_slice, by_kind.get("ResourceSlice", ())))
+    seen: Seen = {}
+    slices = tuple(parse_slice(one, seen) for one in by_kind.get("ResourceSlice", ()))
     shipped = files("railmate_api") / "deviceclasses.yaml"
     classes = by_kind.get("DeviceClass") or list(yaml.safe_load_all(shipped.read_text()))
     nodes = {node.name: node for node in map(parse_node, by_kind.get("Node", ()))}
