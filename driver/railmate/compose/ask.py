@@ -65,7 +65,7 @@ def compose(ask: Ask) -> Spec:
         requests.append(_request("groups", names.CLASS_GROUP, ask.groups, _group_selectors(ask)))
         why.append("A group is some GPUs with the NICs that are theirs together: one device, no constraint.")
     if pairs:
-        requests.append(_pairs(ask, pairs))
+        requests += _pairs(ask, pairs)
         why += _about_pairs(ask, pairs)
     requests += [_request(_label(name), name, count) for name, count in ask.classes]
     if gpus:
@@ -176,15 +176,26 @@ def can_be_whole_node(ask: Ask) -> bool:
     return bool(ask.pairs) and next(_contradictions(replace(ask, whole_node=True)), None) is None
 
 
-def _pairs(ask: Ask, count: int) -> dict[str, Any]:
+def rails_of(ask: Ask) -> Sequence[int]:
+    """The rails that are asked for, none where any will do."""
+    return ask.rails or (range(ask.pairs or 0) if ask.rail_aligned else ())
+
+
+def _pairs(ask: Ask, count: int) -> list[dict[str, Any]]:
     if ask.whole_node:
-        return _request("node", names.CLASS_NODE, 1, [_gpu_count(count)])
-    selectors = [_on_rails(ask.rails or range(count))] if ask.rail_aligned or ask.rails else []
+        return [_request("node", names.CLASS_NODE, 1, [_gpu_count(count)])]
+    if rails := rails_of(ask):
+        # one request with a count would take two pairs of one rail where GPUs share a NIC
+        return [_pair_request(ask, f"rail-{rail}", 1, [_on_rail(rail)]) for rail in rails]
+    return [_pair_request(ask, "pairs", count, [])]
+
+
+def _pair_request(ask: Ask, request: str, count: int, selectors: Sequence[str]) -> dict[str, Any]:
     if not ask.fallback:
-        return _request("pairs", names.CLASS_PAIR, count, selectors)
+        return _request(request, names.CLASS_PAIR, count, selectors)
     alternatives = [("switch", names.CLASS_PAIR), *((word, FALLBACKS[word]) for word in ask.fallback)]
     return {
-        "name": "pairs",
+        "name": request,
         "firstAvailable": [{"name": word, **_exactly(name, count, selectors)} for word, name in alternatives],
     }
 
@@ -199,16 +210,20 @@ def _about_pairs(ask: Ask, count: int) -> Iterator[str]:
         yield "The alternatives are tried in this order; the pod sees in its device metadata which it got."
     elif ask.pairs:
         yield "A pair device is a GPU and its NIC under one PCIe switch: one request with a count, no constraint."
-    if ask.rail_aligned or ask.rails:
+    if rails_of(ask):
         yield (
-            "All pods made from this get the same rails, so that the n-th NIC of each is on one rail; two of them fit "
-            "on a node only with other --rails."
+            "A request for each rail, by pairRail (where it is not said: rail): the NIC of request rail-0 is on the "
+            "same rail in all pods made from this. Two of them fit on a node only with other --rails, or where GPUs "
+            "share a rail."
         )
 
 
-def _on_rails(rails: Sequence[int]) -> str:
-    own = f'device.attributes["{names.DOMAIN}"].?{names.RAIL.partition("/")[2]}.orValue(-1)'
-    return f"{own} in [{', '.join(map(str, rails))}]"
+def _on_rail(rail: int) -> str:
+    of_pairs, of_all = (
+        f'device.attributes["{names.DOMAIN}"].?{name.partition("/")[2]}'
+        for name in (names.PAIR_RAIL, names.RAIL)
+    )
+    return f"{of_pairs}.or({of_all}).orValue(-1) == {rail}"
 
 
 def _group_selectors(ask: Ask) -> list[str]:

@@ -17,7 +17,7 @@ _MOST_NODES = 5
 _MOST_WORDS = 20
 #: From here on a matchAttribute for each pair takes the scheduler long (measured: 4 pairs 0.1 s, 5 pairs 3 s, 6: 10 s).
 _MANY_CONSTRAINTS = 4
-_SHOWN = (names.PCIE_SWITCH, names.DISTANCE, names.RAIL, names.NUMA_NODE)
+_SHOWN = (names.PCIE_SWITCH, names.DISTANCE, names.RAIL, names.PAIR_RAIL, names.NUMA_NODE)
 
 
 def verdict_text(verdict: Verdict) -> str:

@@ -117,11 +117,21 @@ def test_fallbacks_are_alternatives_in_the_order_given(written: Run) -> None:
     ]
 
 
-def test_rail_aligned_pairs_are_of_the_first_rails_or_of_those_named(written: Run) -> None:
-    for flags, rails in ((["--rail-aligned"], "[0, 1]"), (["--rails", "4,5"], "[4, 5]")):
-        (request,) = devices(written("--pairs", "2", *flags))["requests"]
-        (selector,) = request["exactly"]["selectors"]
-        assert selector["cel"]["expression"].endswith(f".?rail.orValue(-1) in {rails}")
+def test_rails_are_a_request_each_in_their_order(written: Run) -> None:
+    """One with a count would take two pairs of one rail where GPUs share a NIC."""
+    for flags, rails in ((["--rail-aligned"], (0, 1)), (["--rails", "5,4"], (5, 4))):
+        objects = written("--pairs", "2", *flags)
+        assert asked(objects) == [(f"rail-{rail}", PAIR, 1) for rail in rails]
+        for rail, request in zip(rails, devices(objects)["requests"], strict=True):
+            (selector,) = request["exactly"]["selectors"]
+            assert selector["cel"]["expression"].endswith(f".?rail).orValue(-1) == {rail}")
+
+
+def test_each_rail_has_the_alternatives(written: Run) -> None:
+    for request in devices(written("--pairs", "2", "--rail-aligned", "--fallback", "any"))["requests"]:
+        classes = [(one["name"], one["deviceClassName"]) for one in request["firstAvailable"]]
+        assert classes == [("switch", PAIR), ("any", ANY)]
+        assert len({one["selectors"][0]["cel"]["expression"] for one in request["firstAvailable"]}) == 1
 
 
 def test_scarcest_request_comes_first(written: Run) -> None:
@@ -247,7 +257,11 @@ def test_pods_around_a_whole_node_ask_for_the_cpus_of_all_its_gpus(written: Run)
         ),
         (["--pairs", "10", "--whole-node"], "without the selector"),
         (["--class", "nic.example.com"], "no device is of class nic.example.com"),
-        (["--pairs", "1", "--rails", "9"], "without the selector"),
+        (
+            ["--pairs", "2", "--rails", "9,1"],
+            "no pair is on rail 9. The pairs there are on rails 0, 1, 2, 3, 4, 5, 6, 7",
+        ),
+        (["--pairs", "9", "--rail-aligned"], "no pair is on rail 8"),
     ],
 )
 def test_claim_that_no_node_of_the_slices_could_take_is_refused_with_the_nearest(
