@@ -16,6 +16,7 @@ from railmate_api import attributes as names
 
 #: Devices in one claim (k8s.io/api resource/v1, AllocationResultsMaxSize), and alternatives of one request.
 MAX_DEVICES: Final = 32
+_MAX_LABEL: Final = 63  # DNS label, as a request's name is
 #: Where a pair may come from when there is none on a switch: word of --fallback to class.
 FALLBACKS: Final = {"numa": names.CLASS_PAIR_NUMA, "any": names.CLASS_PAIR_ANY}
 
@@ -68,10 +69,12 @@ def compose(ask: Ask) -> Spec:
         requests += _pairs(ask, pairs)
         why += _about_pairs(ask, pairs)
     requests += [_request(_label(name), name, count) for name, count in ask.classes]
+    first_class = len(requests) - len(ask.classes)
     if gpus:
         requests.append(_request("gpus", names.CLASS_GPU, gpus))
     if vfs:
         requests.append(_request("vfs", names.CLASS_RDMA_VF, vfs))
+    _number_repeats(requests, range(first_class, first_class + len(ask.classes)))
     if len(requests) > 1:
         why.append(
             "The scarcest request comes first: the scheduler fills them in this order, and fails early."
@@ -235,6 +238,19 @@ def _gpu_count(count: int) -> str:
     return f'device.attributes["{names.DOMAIN}"].?{bare}.orValue(0) == {count}'
 
 
+def _number_repeats(requests: list[dict[str, Any]], of_classes: range) -> None:
+    """The API refuses two requests of one name; those of further classes give way."""
+    names_taken = {one["name"] for place, one in enumerate(requests) if place not in of_classes}
+    for place in of_classes:
+        base = name = requests[place]["name"]
+        number = 1
+        while name in names_taken:
+            number += 1
+            name = f"{base[: _MAX_LABEL - len(f'-{number}')].rstrip('-')}-{number}"
+        names_taken.add(name)
+        requests[place]["name"] = name
+
+
 def _label(device_class: str) -> str:
     """A request's name, which is a DNS label, from a class's."""
-    return device_class.partition(".")[0][:63].strip("-") or "devices"
+    return device_class.partition(".")[0][:_MAX_LABEL].strip("-") or "devices"

@@ -141,6 +141,21 @@ def test_scarcest_request_comes_first(written: Run) -> None:
     assert [name for name, _, _ in asked(objects)] == ["groups", "pairs", "nic", "gpus", "vfs"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ("--class gpu.nvidia.com --class gpu.amd.com --class gpu.intel.com", ["gpu", "gpu-2", "gpu-3"]),
+        ("--class vfs.x --vfs 1", ["vfs-2", "vfs"]),
+        ("--class gpu.a --class gpu-2.a --class gpu.b", ["gpu", "gpu-2", "gpu-3"]),
+        ("--class rail-1.x --pairs 2 --rail-aligned", ["rail-0", "rail-1", "rail-1-2"]),
+        (f"--class {'x' * 63}.a --class {'x' * 63}.b", ["x" * 63, "x" * 61 + "-2"]),
+    ],
+)
+def test_requests_have_names_of_their_own(written: Run, flags: str, names: list[str]) -> None:
+    """The API refuses a claim with two of one name."""
+    assert [name for name, _, _ in asked(written(*flags.split()))] == names
+
+
 def test_groups_may_be_of_a_size(written: Run) -> None:
     (request,) = devices(written("--groups", "4", "--gpus-per-group", "2"))["requests"]
     assert (request["exactly"]["deviceClassName"], request["exactly"]["count"]) == (GROUP, 4)
