@@ -128,6 +128,7 @@ def _ask(args: argparse.Namespace) -> Ask:
         rails=_rails(args.rails),
         whole_node=args.whole_node,
         fallback=tuple(word for word in args.fallback.split(",") if word),
+        counted=args.workload == "kueue",
     )
 
 

@@ -24,7 +24,8 @@ FALLBACKS: Final = {"numa": names.CLASS_PAIR_NUMA, "any": names.CLASS_PAIR_ANY}
 @dataclass(frozen=True, slots=True)
 class Ask:
     """The words of ``railmate claim``. ``classes``: further classes and how many of each. ``rails``: of the pairs.
-    ``whole_node``: the pairs are all that a node has."""
+    ``whole_node``: the pairs are all that a node has. ``counted``: by Kueue, which takes only requests of a class and a
+    number: with selectors, constraints or alternatives the workload is never admitted (Kueue 0.17)."""
 
     pairs: int | None = None
     gpus: int | None = None
@@ -37,6 +38,7 @@ class Ask:
     rails: tuple[int, ...] = ()
     fallback: tuple[str, ...] = ()
     whole_node: bool = False
+    counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,19 @@ def _contradictions(ask: Ask) -> Iterator[str]:
     others = ask.gpus or ask.groups or ask.same_switch or ask.fallback or ask.rail_aligned or ask.rails
     if ask.whole_node and (not ask.pairs or others):
         yield "--whole-node goes with --pairs N alone: it is all GPUs of a node, each with its NIC on its switch."
+    for flag, given, way in (
+        ("--whole-node", ask.whole_node, "leave it out: --pairs N takes the same devices"),
+        ("--same-switch", ask.same_switch, "ask for --pairs N, each of which is on one switch"),
+        ("--rails", ask.rails, "leave it out: a pod with all pairs of a node has all rails"),
+        ("--rail-aligned", ask.rail_aligned, "leave it out: a pod with all pairs of a node has all rails"),
+        ("--fallback", ask.fallback, "ask for --class CLASS=N of the one class that the machines have"),
+        ("--gpus-per-group", ask.group_gpus, "leave it out, or make a DeviceClass of it for --class"),
+    ):
+        if ask.counted and given:
+            yield (
+                f"{flag} and --for kueue: Kueue counts only requests of a class and a number, and would never admit it. "
+                f"For Kueue {way}; or use --for job."
+            )
     own = {names.CLASS_PAIR: "--pairs", names.CLASS_GPU: "--gpus", names.CLASS_RDMA_VF: "--vfs"}
     own[names.CLASS_GROUP] = "--groups"
     for name, _ in ask.classes:

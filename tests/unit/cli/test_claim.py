@@ -253,6 +253,33 @@ def test_all_pairs_of_a_node_are_asked_for_as_one_device_where_the_slices_have_i
     assert asked(written("--pairs", "16", "--slices", dgx, "--slices", bigger)) == [("node", NODE, 1)]
 
 
+def test_kueue_gets_what_it_can_count_also_where_the_slices_have_whole_nodes(written: Run, dgx: Path) -> None:
+    objects = written("--pairs", "8", "--for", "kueue", "--slices", dgx)
+    assert devices(objects) == {
+        "requests": [{"name": "pairs", "exactly": {"deviceClassName": PAIR, "count": 8}}]
+    }
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--pairs 8 --whole-node",
+        "--pairs 2 --same-switch",
+        "--pairs 2 --rail-aligned",
+        "--pairs 2 --rails 4,5",
+        "--pairs 2 --fallback numa",
+        "--groups 2 --gpus-per-group 2",
+    ],
+)
+def test_what_kueue_would_never_admit_is_refused_with_the_way_out(
+    refused: Callable[..., tuple[int, str]], flags: str
+) -> None:
+    code, err = refused(*flags.split(), "--for", "kueue")
+    assert code == 2
+    assert "Kueue counts only requests of a class and a number" in err
+    assert "or use --for job" in err
+
+
 def test_pods_around_a_whole_node_ask_for_the_cpus_of_all_its_gpus(written: Run) -> None:
     one, other = (
         written("--pairs", "8", *more, "--for", "pod")[-1]["spec"]["containers"][0]["resources"]["requests"]
