@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from railmate.cli.objects import Object, read_objects, world_of
 from railmate.errors import UsageError
+from railmate_api.attributes import DRIVER_NAME
 
 if TYPE_CHECKING:  # the classes behind them are imported only when the command runs
     from railmate.explain.verdict import Wish, World
@@ -62,6 +63,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FILE",
         help="saved ResourceClaims of all namespaces, with --slices; repeatable",
     )
+    add(
+        "--driver-name",
+        default=DRIVER_NAME,
+        help=f"the DRA driver's name (chart value driverName), for --cluster and where no DeviceClasses are saved "
+        f"(default: {DRIVER_NAME})",
+    )
     add("--kubeconfig", default=None, help="default: KUBECONFIG, ~/.kube/config, or the pod's ServiceAccount")
     add(
         "--timeout",
@@ -95,14 +102,20 @@ def _run(args: argparse.Namespace) -> int:
     client = None if args.slices else _connect(args.kubeconfig)
     given = read_objects(args.file) if args.file else []
     objects = list(_saved(args)) if client is None else list(_live(client))
-    world = world_of([*objects, *given])
+    world = world_of([*objects, *given], args.driver_name)
     if not world.nodes:
         raise UsageError(
             "no node has a ResourceSlice. See whether the driver runs: "
             "kubectl get pods -A -l app.kubernetes.io/name=railmate"
         )
     if args.cluster:
-        states = cluster_state(world)
+        states = cluster_state(world, args.driver_name)
+        if not states:
+            others = ", ".join(sorted({one.driver for one in world.slices})) or "none"
+            raise UsageError(
+                f"no node has a pool of driver {args.driver_name}. Drivers with slices: {others}. If railmate has "
+                "another name here (chart value driverName), give it with --driver-name."
+            )
         _write(args, cluster_json(states), lambda: cluster_text(states))
         return 0
     wishes = list(_wishes(args, client, objects, given, world))

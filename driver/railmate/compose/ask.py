@@ -159,8 +159,8 @@ def _contradictions(ask: Ask) -> Iterator[str]:
     ):
         if ask.counted and given:
             yield (
-                f"{flag} and --for kueue: Kueue counts only requests of a class and a number, and would never admit it. "
-                f"For Kueue {way}; or use --for job."
+                f"{flag} and --for kueue: Kueue counts only requests of a class and a number, and would never admit "
+                f"it. For Kueue {way}; or use --for job."
             )
     own = {names.CLASS_PAIR: "--pairs", names.CLASS_GPU: "--gpus", names.CLASS_RDMA_VF: "--vfs"}
     own[names.CLASS_GROUP] = "--groups"

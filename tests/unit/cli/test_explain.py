@@ -253,6 +253,22 @@ def test_fragmentation_of_saved_slices_is_a_table_and_json(
     assert (first["largestNode"], first["idleNics"], second["largestNode"]) == (7, 1, 8)
 
 
+def test_driver_may_have_another_name(
+    scanned: Callable[[str, int], Inventory], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the chart's driverName makes it: the classes follow it."""
+    inventory = scanned("dgx-a100", 4)
+    named = resource_slices(build_offer(inventory, analyze(inventory)), "gpus.example.com", "dgx1")
+    slices = str(save(tmp_path / "named.yaml", *named))
+    assert main(["explain", "--cluster", "--slices", slices]) == 2
+    assert "Drivers with slices: gpus.example.com." in capsys.readouterr().err
+    assert main(["explain", "--cluster", "--slices", slices, "--driver-name", "gpus.example.com"]) == 0
+    assert "dgx1  8/8" in capsys.readouterr().out
+    wanted = str(save(tmp_path / "pod.yaml", template("t", "gpu-rdma-pair.railmate.dev", 8), pod("t")))
+    command = ["explain", *PATIENT, "-f", wanted, "--slices", slices]
+    assert [main(command), main([*command, "--driver-name", "gpus.example.com"])] == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
