@@ -190,8 +190,6 @@ _COLUMNS = {
 
 def cluster_text(states: Sequence[NodeState]) -> str:
     """A table, a line a node, and below it how many nodes still take how many pairs."""
-    if not states:
-        return "no node has a pool of railmate\n"
     columns = dict(_COLUMNS)
     if any(one.groups for one in states):
         columns = {**dict(list(columns.items())[:2]), "GROUPS": "groups", **dict(list(columns.items())[2:])}
@@ -212,8 +210,12 @@ def cluster_text(states: Sequence[NodeState]) -> str:
         for kind in ("pairs", "groups")
         if total[kind]
     ]
-    sizes = Counter(one.largest_node for one in states if one.pairs)
-    asks = ", ".join(f"{size} pairs on {count}" for size, count in sorted(sizes.items(), reverse=True))
+    sizes = Counter(
+        (one.largest_node, "pairs" if one.pairs else "groups") for one in states if one.pairs or one.groups
+    )
+    asks = ", ".join(
+        f"{size} {what} on {count}" for (size, what), count in sorted(sizes.items(), reverse=True)
+    )
     lines += ["", "; ".join([*said, f"{total['stranded_gpus']} free GPUs have no NIC left"])]
     if asks:
         lines.append(f"the largest ask that fits, by number of nodes: {asks}")
