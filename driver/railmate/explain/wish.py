@@ -37,7 +37,9 @@ def pods_of(item: Object) -> Iterator[tuple[str, Object]]:
         return
     templates = list(_templates(item.get("spec") or {}, ""))
     for where, template in templates:
-        title = f"{kind} {namespace}/{name}" + (f", {where}" if where and len(templates) > 1 else "")
+        title = f"one pod of {kind} {namespace}/{name}" + (
+            f", {where}" if where and len(templates) > 1 else ""
+        )
         yield title, {"metadata": {"name": name, "namespace": namespace}, "spec": template["spec"]}
 
 

@@ -219,7 +219,7 @@ def test_gang_is_explained_pod_template_by_pod_template(
     path = tmp_path / "gang.yaml"
     path.write_text(capsys.readouterr().out)
     assert main(["explain", *PATIENT, "-f", str(path), "--slices", str(slices)]) == 1
-    assert "JobSet default/gang fits on no node" in capsys.readouterr().out
+    assert "one pod of JobSet default/gang fits on no node" in capsys.readouterr().out
 
 
 def test_claim_that_is_allocated_is_shown_with_its_devices(
