@@ -43,7 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "-f",
         "--file",
         type=Path,
-        help="explain the pods, workloads (one pod of each template) and claims in FILE (YAML, JSON; -: standard input)",
+        help="explain the pods, workloads (a pod of each template) and claims in FILE (YAML, JSON; -: standard input)",
     )
     add("--cluster", action="store_true", help="show what is free and what is stranded on every node instead")
     add(
