@@ -41,6 +41,7 @@ NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
 KIND: Final = f"{DOMAIN}/kind"
 PCIE_SWITCH: Final = f"{DOMAIN}/pcieSwitch"
 RAIL: Final = f"{DOMAIN}/rail"
+PAIR_RAIL: Final = f"{DOMAIN}/pairRail"  # of a pair: its rail counted among pairs, where that is another
 TOPOLOGY_SOURCE: Final = f"{DOMAIN}/topologySource"
 MACHINE_CLASS: Final = f"{DOMAIN}/machineClass"
 VENDOR: Final = f"{DOMAIN}/vendor"

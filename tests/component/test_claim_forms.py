@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +19,7 @@ import pytest
 
 from component.conftest import PODS, Cluster, wait_until
 from railmate.cli.main import main
-from railmate.publish.model import Offer, OfferedDevice
+from railmate.publish.model import Offer, OfferedDevice, overlap
 from railmate.publish.slices import resource_slices
 from railmate_api import attributes as names
 from unit.publish.offered_machines import Case, cases
@@ -27,23 +27,111 @@ from unit.publish.offered_machines import Case, cases
 DRIVER = "railmate.dev"
 #: Of the machines that explain says cannot take a form, how many the scheduler is asked about: it never stops trying.
 REFUSALS = 2
-#: What is asked for, and how many GPUs and NICs a pod then has; a group has what it has.
-FORMS: Mapping[str, tuple[str, int, int]] = {
-    "one": ("--pairs 1", 1, 1),
-    "eight": ("--pairs 8", 8, 8),
-    "whole": ("--pairs 8 --whole-node", 8, 1),
-    "switch": ("--gpus 2 --vfs 2 --same-switch", 2, 2),
-    "uneven": ("--gpus 2 --vfs 1 --same-switch", 2, 1),
-    "more-vfs": ("--gpus 1 --vfs 2 --same-switch", 1, 2),
-    "pairs-of-a-switch": ("--pairs 2 --same-switch", 2, 2),
-    "fallback": ("--pairs 4 --fallback numa,any", 4, 4),
-    "apart": ("--gpus 2 --vfs 2", 2, 2),
-    "rails": ("--pairs 2 --rail-aligned", 2, 2),
-    "other-rails": ("--pairs 2 --rails 2,3", 2, 2),
-    "mixed": ("--pairs 2 --gpus 1 --vfs 1", 3, 3),
-    "groups": ("--groups 2", 0, 0),
-    "twos": ("--groups 2 --gpus-per-group 2", 4, 0),
-    "class": ("--class rdma-vf-of-all.railmate.dev=2", 0, 2),
+Needs = Iterator[Sequence[Sequence[OfferedDevice]]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is asked for, and how many GPUs and NICs a pod then has (0: what a group has).
+
+    ``needs``: the ways in which a machine can have the hardware, by its offer alone; a way is, for each device that is
+    wanted, those that will do. ``rails``: of the pairs, in the order of the requests.
+    """
+
+    flags: str
+    gpus: int
+    nics: int
+    needs: Callable[[Offer], Needs]
+    rails: tuple[int, ...] = ()
+
+
+def _of(offer: Offer, kind: str, **attributes: object) -> list[OfferedDevice]:
+    return [
+        one
+        for one in offer.devices
+        if one.kind == kind and all(one.attributes.get(getattr(names, k)) == v for k, v in attributes.items())
+    ]
+
+
+def _pairs(offer: Offer) -> list[OfferedDevice]:
+    return [one for one in _of(offer, names.KIND_PAIR) if names.PCIE_SWITCH in one.attributes]
+
+
+def pairs(count: int, gpus: int = 0, nics: int = 0) -> Callable[[Offer], Needs]:
+    def ways(offer: Offer) -> Needs:
+        yield [
+            *[_pairs(offer)] * count,
+            *[_of(offer, names.KIND_GPU)] * gpus,
+            *[_of(offer, names.KIND_RDMA_VF)] * nics,
+        ]
+
+    return ways
+
+
+def under_one_switch(count: int, gpus: int = 0, nics: int = 0) -> Callable[[Offer], Needs]:
+    def ways(offer: Offer) -> Needs:
+        for switch in {one.attributes[names.PCIE_SWITCH] for one in _pairs(offer)}:
+            (needs,) = pairs(count, gpus, nics)(offer)
+            yield [[one for one in some if one.attributes.get(names.PCIE_SWITCH) == switch] for some in needs]
+
+    return ways
+
+
+def on_rails(*ordinals: int) -> Callable[[Offer], Needs]:
+    """Of the rails that pairs are on, whatever their numbers among all of the machine's."""
+
+    def ways(offer: Offer) -> Needs:
+        rails = sorted(
+            {rail for one in _pairs(offer) if isinstance(rail := one.attributes.get(names.RAIL), int)}
+        )
+        if len(rails) > max(ordinals):
+            yield [[one for one in _pairs(offer) if one.attributes[names.RAIL] == rails[n]] for n in ordinals]
+
+    return ways
+
+
+def devices(kind: str, count: int, **attributes: object) -> Callable[[Offer], Needs]:
+    def ways(offer: Offer) -> Needs:
+        yield [_of(offer, kind, **attributes)] * count
+
+    return ways
+
+
+def has(offer: Offer, form: Form) -> bool:
+    """Whether some way has devices of which no two share hardware."""
+
+    def choose(wanted: Sequence[Sequence[OfferedDevice]], taken: frozenset[str]) -> bool:
+        if not wanted:
+            return True
+        return any(
+            choose(wanted[1:], taken | one.parts) for one in wanted[0] if not overlap(one.parts, taken)
+        )
+
+    return any(choose(way, frozenset()) for way in form.needs(offer) if _enough(way))
+
+
+def _enough(way: Sequence[Sequence[OfferedDevice]]) -> bool:
+    """Spares the search where one of the rows is plainly too short."""
+    return all(len(row) >= sum(other is row or other == row for other in way) for row in way)
+
+
+FORMS: Mapping[str, Form] = {
+    "one": Form("--pairs 1", 1, 1, pairs(1)),
+    "eight": Form("--pairs 8", 8, 8, pairs(8)),
+    "whole": Form("--pairs 8 --whole-node", 8, 1, pairs(8)),
+    "switch": Form("--gpus 2 --vfs 2 --same-switch", 2, 2, under_one_switch(2)),
+    "uneven": Form("--gpus 2 --vfs 1 --same-switch", 2, 1, under_one_switch(1, gpus=1)),
+    "more-vfs": Form("--gpus 1 --vfs 2 --same-switch", 1, 2, under_one_switch(1, nics=1)),
+    "pairs-of-a-switch": Form("--pairs 2 --same-switch", 2, 2, under_one_switch(2)),
+    "fallback": Form("--pairs 4 --fallback numa,any", 4, 4, devices(names.KIND_PAIR, 4)),
+    "apart": Form("--gpus 2 --vfs 2", 2, 2, pairs(0, gpus=2, nics=2)),
+    "rails": Form("--pairs 2 --rail-aligned", 2, 2, on_rails(0, 1), (0, 1)),
+    "all-rails": Form("--pairs 8 --rail-aligned", 8, 8, on_rails(*range(8)), tuple(range(8))),
+    "other-rails": Form("--pairs 2 --rails 3,2", 2, 2, on_rails(3, 2), (3, 2)),
+    "mixed": Form("--pairs 2 --gpus 1 --vfs 1", 3, 3, pairs(2, gpus=1, nics=1)),
+    "groups": Form("--groups 2", 0, 0, devices(names.KIND_GROUP, 2)),
+    "twos": Form("--groups 2 --gpus-per-group 2", 4, 0, devices(names.KIND_GROUP, 2, GPU_COUNT=2)),
+    "class": Form("--class rdma-vf-of-all.railmate.dev=2", 0, 2, devices(names.KIND_RDMA_VF, 2)),
 }
 EXTRA_CLASS = {
     "apiVersion": "resource.k8s.io/v1",
@@ -86,7 +174,7 @@ def name_of(case: Case, form: str) -> str:
 def written(case: Case, form: str) -> list[dict[str, Any]]:
     """What the command writes for a pod, bound to a node of its own."""
     name = name_of(case, form)
-    code, text = run("claim", *FORMS[form][0].split(), "--for", "pod", "--name", name, "-o", "json")
+    code, text = run("claim", *FORMS[form].flags.split(), "--for", "pod", "--name", name, "-o", "json")
     assert code == 0
     objects: list[dict[str, Any]] = json.loads(text)["items"]
     objects[-1]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": f"n-{name}"}
@@ -166,20 +254,23 @@ def test_scheduler_gives_what_explain_foretells_and_as_much_as_was_asked(
 ) -> None:
     outcome = outcomes[name_of(case, form)]
     assert outcome.given in (outcome.foretold, None)
-    devices = [offer_of(case).by_name[name] for name in outcome.foretold]
-    if not devices:
+    given = [offer_of(case).by_name[name] for name in outcome.foretold]
+    if not given:
         return
-    _, gpus, nics = FORMS[form]
-    if gpus:
-        assert sum(len(one.gpus) for one in devices) == gpus
-    if nics:
-        assert sum(1 for one in devices if one.nics) == nics
-    parts = [part for one in devices for part in one.gpus + one.nics]
+    wanted = FORMS[form]
+    if wanted.gpus:
+        assert sum(len(one.gpus) for one in given) == wanted.gpus
+    if wanted.nics:
+        assert sum(1 for one in given if one.nics) == wanted.nics
+    parts = [part for one in given for part in one.gpus + one.nics]
     assert len(parts) == len(set(parts)), "nothing goes out twice"
-    if "--same-switch" in FORMS[form][0]:
-        assert len({one.attributes[names.PCIE_SWITCH] for one in devices}) == 1
-    if form in ("rails", "other-rails"):
-        assert {one.attributes[names.RAIL] for one in devices} <= ({0, 1} if form == "rails" else {2, 3})
+    if "--same-switch" in wanted.flags:
+        assert len({one.attributes[names.PCIE_SWITCH] for one in given}) == 1
+    if wanted.rails:
+        of_pairs = sorted(
+            {rail for one in _pairs(offer_of(case)) if (rail := one.attributes.get(names.RAIL)) is not None}
+        )
+        assert [of_pairs.index(one.attributes[names.RAIL]) for one in given] == list(wanted.rails)
 
 
 def test_every_form_finds_a_machine_that_has_the_hardware(outcomes: Mapping[str, Outcome]) -> None:
@@ -187,20 +278,13 @@ def test_every_form_finds_a_machine_that_has_the_hardware(outcomes: Mapping[str,
     assert found == set(FORMS)
 
 
-def test_every_machine_with_that_many_pairs_takes_them(outcomes: Mapping[str, Outcome]) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_every_machine_that_has_the_hardware_takes_the_form_and_no_other_does(
+    outcomes: Mapping[str, Outcome], form: str
+) -> None:
     """Told from the offer alone, so that the scheduler and explain cannot be wrong together."""
-    for case in MACHINES:
-        on_switch = [
-            one for one in offer_of(case).devices if _is_pair(one) and names.PCIE_SWITCH in one.attributes
-        ]
-        for form, count in (("one", 1), ("eight", 8), ("whole", 8)):
-            assert bool(outcomes[name_of(case, form)].foretold) == (len(on_switch) >= count), (
-                f"{case.name}: {form}"
-            )
-
-
-def _is_pair(device: OfferedDevice) -> bool:
-    return device.kind == names.KIND_PAIR
+    taken = {case.name for case in MACHINES if outcomes[name_of(case, form)].foretold}
+    assert taken == {case.name for case in MACHINES if has(offer_of(case), FORMS[form])}
 
 
 # --- in a cluster that is in use

@@ -170,10 +170,14 @@ def test_answers_are_the_allocators_and_reasons_hold(seed: int, tmp_path: Path) 
     print(f"{len(asked)} cases in {took:.0f} s: {dict(sorted(tally.items()))}")
     second = Asked(questions, tmp_path).answers()
     for (number, wanted_answer, what), question, answer in zip(expected, questions, second, strict=True):
-        if answer["verdict"] != "timeout":
-            assert answer["verdict"] == wanted_answer, (
-                f"case {number} of seed {seed}, {what}: {answer}\n{question}"
-            )
+        if answer["verdict"] == "timeout":
+            tally["second round unanswered"] += 1
+            continue
+        assert answer["verdict"] == wanted_answer, (
+            f"case {number} of seed {seed}, {what}: {answer}\n{question}"
+        )
+    print(f"{len(questions)} questions about reasons, {tally['second round unanswered']} of them unanswered")
+    assert tally["second round unanswered"] <= UNANSWERED * len(questions)
     assert tally["unanswered"] <= UNANSWERED * len(asked)
     assert tally["no reason in time"] <= UNANSWERED * len(asked)
     assert all(

@@ -17,6 +17,7 @@ from component.conftest import DRIVER, Cluster, wait_until
 from harness.batch import BatchController, install_crds
 from harness.controlplane import ControlPlane
 from harness.shell import HarnessError
+from railmate.cli.main import main
 from railmate.publish.model import Offer
 from railmate.publish.slices import resource_slices
 
@@ -114,6 +115,24 @@ def test_the_api_server_takes_the_manifest_without_a_warning(
         "-f", str(manifest(name)),
     )  # fmt: skip
     assert said.count("created (server dry run)") == len(list(yaml.safe_load_all(manifest(name).read_text())))
+
+
+@pytest.mark.parametrize("kind", ["pod", "job", "jobset", "kueue"])
+def test_the_api_server_takes_what_railmate_claim_writes_around_a_claim(
+    gangs: Cluster, namespace: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            ["claim", "--pairs", "8", "--for", kind, "--name", "train", "--image", "pause", "--queue", "gpus"]
+        )
+        == 0
+    )
+    written = capsys.readouterr().out
+    said = gangs.plane.kubectl(
+        "-n", namespace, "create", "--dry-run=server", "--validate=strict", "--warnings-as-errors",
+        "-f", "-", input=written,
+    )  # fmt: skip
+    assert said.count("created (server dry run)") == len(list(yaml.safe_load_all(written)))
 
 
 def test_a_field_that_is_none_is_refused(gangs: Cluster, namespace: str, tmp_path: Path) -> None:

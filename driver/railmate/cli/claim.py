@@ -6,12 +6,13 @@ import argparse
 import json
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from railmate.cli.objects import Object, read_objects, world_of
-from railmate.compose.ask import FALLBACKS, Ask, Spec, can_be_whole_node, class_names, compose
+from railmate.compose.ask import FALLBACKS, Ask, Spec, can_be_whole_node, class_names, compose, rails_of
 from railmate.compose.workloads import KINDS, Workload, template
 from railmate.errors import RailmateError, UsageError
 
@@ -64,9 +65,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add(
         "--rail-aligned",
         action="store_true",
-        help="the pairs of rails 0 to N-1, the same on every node: for gangs",
+        help="the pairs of rails 0 to N-1, one each, the same on every node: for gangs",
     )
-    add("--rails", default="", metavar="LIST", help="the pairs of these rails, like 4,5,6,7")
+    add("--rails", default="", metavar="LIST", help="a pair of each of these rails (pairRail), like 4,5,6,7")
     add(
         "--fallback",
         default="",
@@ -127,6 +128,7 @@ def _ask(args: argparse.Namespace) -> Ask:
         rails=_rails(args.rails),
         whole_node=args.whole_node,
         fallback=tuple(word for word in args.fallback.split(",") if word),
+        counted=args.workload == "kueue",
     )
 
 
@@ -156,7 +158,7 @@ def _check_name(name: str) -> None:
 # --- against slices
 def _check_slices(args: argparse.Namespace, ask: Ask, spec: Spec) -> Spec:
     """The claim in the form that suits the slices best. Raises RailmateError where they could never take it."""
-    from railmate.compose.check import classes_without_devices, is_whole_node, on_empty_nodes
+    from railmate.compose.check import classes_without_devices, is_whole_node, on_empty_nodes, pair_rails
     from railmate.explain.cel import Selectors
     from railmate.explain.parse import parse_claim
 
@@ -182,14 +184,35 @@ def _check_slices(args: argparse.Namespace, ask: Ask, spec: Spec) -> Spec:
     if not verdict.fits:
         if verdict.stopped:
             raise RailmateError(f"{where}: the scheduler would stop with an error: {verdict.stopped}")
+        _check_rails(where, ask, pair_rails(world, selectors))
         near = verdict.nearest()
         way = (
             f"It would fit with {near[1].sentence}, on {near[0].node}."
             if near
             else "No change of it was found that fits."
         )
+        if verdict.fits is None:
+            raise RailmateError(
+                f"{where}: whether a node could take this claim was not found out within {_SECONDS:.0f} s. Ask for it "
+                "in a simpler form, or give the slices of fewer nodes."
+            )
         raise RailmateError(f"{where}: no node could take this claim, even with nothing on it. {way}")
     return spec
+
+
+def _check_rails(where: str, ask: Ask, there: Sequence[int]) -> None:
+    """Raises RailmateError where the pairs of no node have such rails."""
+    missing = [rail for rail in rails_of(ask) if rail not in there]
+    if missing:
+        have = (
+            f"are on rails {', '.join(map(str, there))}: name those with --rails"
+            if there
+            else "have no rails"
+        )
+        raise RailmateError(
+            f"{where}: no pair is on rail {', '.join(map(str, missing))}. The pairs there {have}, or leave "
+            f"{'--rails' if ask.rails else '--rail-aligned'} out."
+        )
 
 
 def _has_alternatives(spec: Spec) -> bool:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from railmate.cli.objects import Object, read_objects, world_of
 from railmate.errors import UsageError
+from railmate_api.attributes import DRIVER_NAME
 
 if TYPE_CHECKING:  # the classes behind them are imported only when the command runs
     from railmate.explain.verdict import Wish, World
     from railmate.kube.client import KubeClient
 
 _RESOURCE = "/apis/resource.k8s.io/v1"
+_NOT_CERTAIN = 3
+#: The part of the time that is for judging, however long reading took: without an answer that would be for nothing.
+_LEAST = 0.25
 _WORKLOADS = ("Pod", "ResourceClaim", "ResourceClaimTemplate")
 
 
@@ -27,7 +33,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="tell why a pod or claim fits where it does, or nowhere",
         description="Tell on which node the scheduler would place a pod's or a claim's devices; or for each node which "
         "request fails, on what, who has the devices and what would have to change. CPU and memory are not looked at.",
-        epilog="Exit codes: 0 it fits (or --cluster), 1 it does not, or that is not certain, 2 bad input.",
+        epilog="Exit codes: 0 it fits (or --cluster), 1 it does not, 2 bad input, 3 not certain: the time was over "
+        "before all nodes were looked at, and it fits on none of the others (--timeout gives more).",
     )
     add = parser.add_argument
     add("object", nargs="?", help="pod/NAME, claim/NAME, or NAME of a pod or else a claim, in the cluster")
@@ -36,7 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "-f",
         "--file",
         type=Path,
-        help="explain the pods, workloads and claims in FILE (YAML or JSON; -: standard input)",
+        help="explain the pods, workloads (a pod of each template) and claims in FILE (YAML, JSON; -: standard input)",
     )
     add("--cluster", action="store_true", help="show what is free and what is stranded on every node instead")
     add(
@@ -45,7 +52,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="append",
         default=[],
         metavar="FILE",
-        help="saved ResourceSlices (and Nodes, DeviceClasses), no cluster then; repeatable",
+        help="saved ResourceSlices (and Nodes, DeviceClasses), no cluster then; of many nodes save them with -o json, "
+        "which is read a hundred times as fast; repeatable",
     )
     add(
         "--claims",
@@ -55,46 +63,84 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FILE",
         help="saved ResourceClaims of all namespaces, with --slices; repeatable",
     )
+    add(
+        "--driver-name",
+        default=DRIVER_NAME,
+        help=f"the DRA driver's name (chart value driverName), for --cluster and where no DeviceClasses are saved "
+        f"(default: {DRIVER_NAME})",
+    )
     add("--kubeconfig", default=None, help="default: KUBECONFIG, ~/.kube/config, or the pod's ServiceAccount")
-    add("--timeout", type=float, default=2.0, metavar="SECONDS", help="for all nodes together (default: 2)")
+    add(
+        "--timeout",
+        type=float,
+        default=2.0,
+        metavar="SECONDS",
+        help="for all nodes together, reading included; judging has a quarter of it at least (default: 2)",
+    )
     add("-o", "--output", choices=["text", "json"], default="text", help="default: text")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    # a large cluster is millions of objects, all of which stay until the end: looking for garbage among them takes as
+    # long as reading them
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _run(args)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _run(args: argparse.Namespace) -> int:
     from railmate.explain.cluster import cluster_state
     from railmate.explain.render import cluster_json, cluster_text
 
     _check(args)
+    began = time.monotonic()
     client = None if args.slices else _connect(args.kubeconfig)
     given = read_objects(args.file) if args.file else []
     objects = list(_saved(args)) if client is None else list(_live(client))
-    world = world_of([*objects, *given])
+    world = world_of([*objects, *given], args.driver_name)
     if not world.nodes:
         raise UsageError(
             "no node has a ResourceSlice. See whether the driver runs: "
             "kubectl get pods -A -l app.kubernetes.io/name=railmate"
         )
     if args.cluster:
-        states = cluster_state(world)
+        states = cluster_state(world, args.driver_name)
+        if not states:
+            others = ", ".join(sorted({one.driver for one in world.slices})) or "none"
+            raise UsageError(
+                f"no node has a pool of driver {args.driver_name}. Drivers with slices: {others}. If railmate has "
+                "another name here (chart value driverName), give it with --driver-name."
+            )
         _write(args, cluster_json(states), lambda: cluster_text(states))
         return 0
-    return _explain(args, world, list(_wishes(args, client, objects, given, world)))
+    wishes = list(_wishes(args, client, objects, given, world))
+    left = args.timeout - (time.monotonic() - began)
+    return _explain(args, world, wishes, max(left, args.timeout * _LEAST))
 
 
-def _explain(args: argparse.Namespace, world: World, wishes: list[Wish]) -> int:
+def _explain(args: argparse.Namespace, world: World, wishes: list[Wish], seconds: float) -> int:
     from railmate.explain.cel import Selectors
     from railmate.explain.render import verdict_json, verdict_text
     from railmate.explain.verdict import judge
 
     selectors = Selectors()
-    verdicts = [judge(world, wish, args.timeout / len(wishes), selectors) for wish in wishes]
+    verdicts = [judge(world, wish, seconds / len(wishes), selectors) for wish in wishes]
     document = [verdict_json(one) for one in verdicts]
     _write(
         args, document[0] if len(document) == 1 else document, lambda: "\n".join(map(verdict_text, verdicts))
     )
-    met = (one.fits or all(claim.allocation is not None for claim in one.wish.claims) for one in verdicts)
-    return 0 if all(met) else 1
+    met = [
+        True if all(claim.allocation is not None for claim in one.wish.claims) else one.fits
+        for one in verdicts
+    ]
+    if all(met):
+        return 0
+    return 1 if False in met else _NOT_CERTAIN
 
 
 def _write(args: argparse.Namespace, document: Any, text: Any) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from railmate.errors import UsageError
+from railmate_api.attributes import DRIVER_NAME
 
 if TYPE_CHECKING:
     from railmate.explain.verdict import World
@@ -53,21 +54,28 @@ def _flat(path: Path, documents: Iterable[Any]) -> Iterator[Object]:
             yield one
 
 
-def world_of(objects: Iterable[Object]) -> World:
-    """Without a DeviceClass among them railmate's own are taken; without Nodes those that the slices name."""
+def _named(classes: str, driver: str) -> str:
+    """As the chart does: the attributes' domain stays."""
+    return classes.replace(f'device.driver == "{DRIVER_NAME}"', f'device.driver == "{driver}"')
+
+
+def world_of(objects: Iterable[Object], driver: str = DRIVER_NAME) -> World:
+    """Without a DeviceClass among them railmate's own are taken, for a driver of this name; without Nodes those that
+    the slices name."""
     import yaml
 
     from railmate.explain.model import Node
-    from railmate.explain.parse import parse_claim, parse_class, parse_node, parse_slice
+    from railmate.explain.parse import Seen, parse_claim, parse_class, parse_node, parse_slice
     from railmate.explain.pools import node_names
     from railmate.explain.verdict import World
 
     by_kind: dict[str, list[Object]] = {}
     for one in objects:
         by_kind.setdefault(str(one["kind"]), []).append(one)
-    slices = tuple(map(parse_slice, by_kind.get("ResourceSlice", ())))
+    seen: Seen = {}
+    slices = tuple(parse_slice(one, seen) for one in by_kind.get("ResourceSlice", ()))
     shipped = files("railmate_api") / "deviceclasses.yaml"
-    classes = by_kind.get("DeviceClass") or list(yaml.safe_load_all(shipped.read_text()))
+    classes = by_kind.get("DeviceClass") or list(yaml.safe_load_all(_named(shipped.read_text(), driver)))
     nodes = {node.name: node for node in map(parse_node, by_kind.get("Node", ()))}
     if not nodes:
         nodes = {name: Node(name, {"kubernetes.io/hostname": name}) for name in node_names(slices)}

@@ -16,6 +16,7 @@ from railmate_api import attributes as names
 
 #: Devices in one claim (k8s.io/api resource/v1, AllocationResultsMaxSize), and alternatives of one request.
 MAX_DEVICES: Final = 32
+_MAX_LABEL: Final = 63  # DNS label, as a request's name is
 #: Where a pair may come from when there is none on a switch: word of --fallback to class.
 FALLBACKS: Final = {"numa": names.CLASS_PAIR_NUMA, "any": names.CLASS_PAIR_ANY}
 
@@ -23,7 +24,8 @@ FALLBACKS: Final = {"numa": names.CLASS_PAIR_NUMA, "any": names.CLASS_PAIR_ANY}
 @dataclass(frozen=True, slots=True)
 class Ask:
     """The words of ``railmate claim``. ``classes``: further classes and how many of each. ``rails``: of the pairs.
-    ``whole_node``: the pairs are all that a node has."""
+    ``whole_node``: the pairs are all that a node has. ``counted``: by Kueue, which takes only requests of a class and a
+    number: with selectors, constraints or alternatives the workload is never admitted (Kueue 0.17)."""
 
     pairs: int | None = None
     gpus: int | None = None
@@ -36,6 +38,7 @@ class Ask:
     rails: tuple[int, ...] = ()
     fallback: tuple[str, ...] = ()
     whole_node: bool = False
+    counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +68,15 @@ def compose(ask: Ask) -> Spec:
         requests.append(_request("groups", names.CLASS_GROUP, ask.groups, _group_selectors(ask)))
         why.append("A group is some GPUs with the NICs that are theirs together: one device, no constraint.")
     if pairs:
-        requests.append(_pairs(ask, pairs))
+        requests += _pairs(ask, pairs)
         why += _about_pairs(ask, pairs)
     requests += [_request(_label(name), name, count) for name, count in ask.classes]
+    first_class = len(requests) - len(ask.classes)
     if gpus:
         requests.append(_request("gpus", names.CLASS_GPU, gpus))
     if vfs:
         requests.append(_request("vfs", names.CLASS_RDMA_VF, vfs))
+    _number_repeats(requests, range(first_class, first_class + len(ask.classes)))
     if len(requests) > 1:
         why.append(
             "The scarcest request comes first: the scheduler fills them in this order, and fails early."
@@ -144,6 +149,19 @@ def _contradictions(ask: Ask) -> Iterator[str]:
     others = ask.gpus or ask.groups or ask.same_switch or ask.fallback or ask.rail_aligned or ask.rails
     if ask.whole_node and (not ask.pairs or others):
         yield "--whole-node goes with --pairs N alone: it is all GPUs of a node, each with its NIC on its switch."
+    for flag, given, way in (
+        ("--whole-node", ask.whole_node, "leave it out: --pairs N takes the same devices"),
+        ("--same-switch", ask.same_switch, "ask for --pairs N, each of which is on one switch"),
+        ("--rails", ask.rails, "leave it out: a pod with all pairs of a node has all rails"),
+        ("--rail-aligned", ask.rail_aligned, "leave it out: a pod with all pairs of a node has all rails"),
+        ("--fallback", ask.fallback, "ask for --class CLASS=N of the one class that the machines have"),
+        ("--gpus-per-group", ask.group_gpus, "leave it out, or make a DeviceClass of it for --class"),
+    ):
+        if ask.counted and given:
+            yield (
+                f"{flag} and --for kueue: Kueue counts only requests of a class and a number, and would never admit "
+                f"it. For Kueue {way}; or use --for job."
+            )
     own = {names.CLASS_PAIR: "--pairs", names.CLASS_GPU: "--gpus", names.CLASS_RDMA_VF: "--vfs"}
     own[names.CLASS_GROUP] = "--groups"
     for name, _ in ask.classes:
@@ -176,15 +194,26 @@ def can_be_whole_node(ask: Ask) -> bool:
     return bool(ask.pairs) and next(_contradictions(replace(ask, whole_node=True)), None) is None
 
 
-def _pairs(ask: Ask, count: int) -> dict[str, Any]:
+def rails_of(ask: Ask) -> Sequence[int]:
+    """The rails that are asked for, none where any will do."""
+    return ask.rails or (range(ask.pairs or 0) if ask.rail_aligned else ())
+
+
+def _pairs(ask: Ask, count: int) -> list[dict[str, Any]]:
     if ask.whole_node:
-        return _request("node", names.CLASS_NODE, 1, [_gpu_count(count)])
-    selectors = [_on_rails(ask.rails or range(count))] if ask.rail_aligned or ask.rails else []
+        return [_request("node", names.CLASS_NODE, 1, [_gpu_count(count)])]
+    if rails := rails_of(ask):
+        # one request with a count would take two pairs of one rail where GPUs share a NIC
+        return [_pair_request(ask, f"rail-{rail}", 1, [_on_rail(rail)]) for rail in rails]
+    return [_pair_request(ask, "pairs", count, [])]
+
+
+def _pair_request(ask: Ask, request: str, count: int, selectors: Sequence[str]) -> dict[str, Any]:
     if not ask.fallback:
-        return _request("pairs", names.CLASS_PAIR, count, selectors)
+        return _request(request, names.CLASS_PAIR, count, selectors)
     alternatives = [("switch", names.CLASS_PAIR), *((word, FALLBACKS[word]) for word in ask.fallback)]
     return {
-        "name": "pairs",
+        "name": request,
         "firstAvailable": [{"name": word, **_exactly(name, count, selectors)} for word, name in alternatives],
     }
 
@@ -199,16 +228,20 @@ def _about_pairs(ask: Ask, count: int) -> Iterator[str]:
         yield "The alternatives are tried in this order; the pod sees in its device metadata which it got."
     elif ask.pairs:
         yield "A pair device is a GPU and its NIC under one PCIe switch: one request with a count, no constraint."
-    if ask.rail_aligned or ask.rails:
+    if rails_of(ask):
         yield (
-            "All pods made from this get the same rails, so that the n-th NIC of each is on one rail; two of them fit "
-            "on a node only with other --rails."
+            "A request for each rail, by pairRail (where it is not said: rail): the NIC of request rail-0 is on the "
+            "same rail in all pods made from this. Two of them fit on a node only with other --rails, or where GPUs "
+            "share a rail."
         )
 
 
-def _on_rails(rails: Sequence[int]) -> str:
-    own = f'device.attributes["{names.DOMAIN}"].?{names.RAIL.partition("/")[2]}.orValue(-1)'
-    return f"{own} in [{', '.join(map(str, rails))}]"
+def _on_rail(rail: int) -> str:
+    of_pairs, of_all = (
+        f'device.attributes["{names.DOMAIN}"].?{name.partition("/")[2]}'
+        for name in (names.PAIR_RAIL, names.RAIL)
+    )
+    return f"{of_pairs}.or({of_all}).orValue(-1) == {rail}"
 
 
 def _group_selectors(ask: Ask) -> list[str]:
@@ -220,6 +253,19 @@ def _gpu_count(count: int) -> str:
     return f'device.attributes["{names.DOMAIN}"].?{bare}.orValue(0) == {count}'
 
 
+def _number_repeats(requests: list[dict[str, Any]], of_classes: range) -> None:
+    """The API refuses two requests of one name; those of further classes give way."""
+    names_taken = {one["name"] for place, one in enumerate(requests) if place not in of_classes}
+    for place in of_classes:
+        base = name = requests[place]["name"]
+        number = 1
+        while name in names_taken:
+            number += 1
+            name = f"{base[: _MAX_LABEL - len(f'-{number}')].rstrip('-')}-{number}"
+        names_taken.add(name)
+        requests[place]["name"] = name
+
+
 def _label(device_class: str) -> str:
     """A request's name, which is a DNS label, from a class's."""
-    return device_class.partition(".")[0][:63].strip("-") or "devices"
+    return device_class.partition(".")[0][:_MAX_LABEL].strip("-") or "devices"

@@ -38,6 +38,18 @@ def is_whole_node(pairs: int, world: World, selectors: Selectors) -> bool:
     return found
 
 
+def pair_rails(world: World, selectors: Selectors) -> list[int]:
+    """The rails that pairs of any class are on, sorted."""
+    pair = world.classes.get(names.CLASS_PAIR_ANY)
+    found = set()
+    for one in world.slices:
+        for device in one.devices:
+            rail = device.attribute(names.PAIR_RAIL) or device.attribute(names.RAIL)
+            if rail is not None and pair is not None and _is_of(pair, device, selectors):
+                found.add(int(rail[1]))
+    return sorted(found)
+
+
 def on_empty_nodes(claim: Claim, world: World, seconds: float, selectors: Selectors) -> Verdict:
     """The verdict if no claim held anything."""
     return judge(replace(world, claims=()), Wish(f"claim {claim.title}", (claim,)), seconds, selectors)

@@ -59,6 +59,7 @@ class Selectors:
 
     def matches(self, expression: str, device: Device) -> Answer:
         """Raises UsageError as ``check`` does."""
+        device = device.original
         key = (expression, device)
         if (answer := self._answers.get(key)) is None:
             self.check(expression)

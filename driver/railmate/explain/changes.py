@@ -35,7 +35,7 @@ _FAR = {
 }
 _ENOUGH = 3
 #: Classes that give the same shape of device: where a machine has no switch its pairs are of the other class.
-_SIBLINGS = {names.CLASS_PAIR: names.CLASS_PAIR_NUMA, names.CLASS_PAIR_NUMA: names.CLASS_PAIR}
+SIBLINGS = {names.CLASS_PAIR: names.CLASS_PAIR_NUMA, names.CLASS_PAIR_NUMA: names.CLASS_PAIR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,18 @@ class Change:
     request: str = ""
     value: str = ""
     distance: float = 0
+
+    def with_claims(self, claims: Mapping[str, Claim]) -> Change:
+        """The same on another node, where other claims hold the like; by the titles of those on this one."""
+        if self.kind != "release":
+            return self
+        claim = claims[self.value]
+        return replace(self, sentence=_after(claim), value=claim.title)
+
+
+def _after(claim: Claim) -> str:
+    pods = ", ".join(f"{claim.namespace}/{pod}" for pod in claim.users)
+    return f"after pod {pods} ends" if pods else f"after claim {claim.title} is released"
 
 
 @dataclass(frozen=True)
@@ -94,9 +106,7 @@ class Trial:
         near = self._near()
         for claim in near:
             rest = [one for one in self.others if one is not claim]
-            pods = ", ".join(f"{claim.namespace}/{pod}" for pod in claim.users)
-            after = f"pod {pods} ends" if pods else f"claim {claim.title} is released"
-            yield _change("release", f"after {after}", value=claim.title), claims, rest
+            yield _change("release", _after(claim), value=claim.title), claims, rest
         yield from ((c, changed, self.others) for c, changed in _other_class(claims, self.classes))
         yield from ((c, changed, self.others) for c, changed in self._tolerating(claims))
         yield from ((c, changed, self.others) for c, changed in _without_selector(claims))
@@ -199,7 +209,7 @@ def _other_class(
     claims: Sequence[Claim], classes: Mapping[str, DeviceClass]
 ) -> Iterator[tuple[Change, Sequence[Claim]]]:
     for index, position, request in _requests(claims):
-        other = _SIBLINGS.get(request.class_name, "")
+        other = SIBLINGS.get(request.class_name, "")
         if other in classes:
             sentence = f"class {other} instead of {request.class_name} in request {request.name}"
             change = _change("class", sentence, claims[index].title, request.name, other)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from railmate.explain.model import BLOCKING_EFFECTS, CounterId, Device, Node, Taken
+from railmate.explain.model import BLOCKING_EFFECTS, CounterId, Device, Node, Slice, Taken
 from railmate.explain.pools import Pool, gather_pools
 from railmate.explain.quantity import Number
 from railmate.explain.verdict import World
@@ -21,7 +21,8 @@ class NodeState:
 
     ``stranded_gpus``: free GPUs of which no pair or group is free, so that they can only go out without a NIC.
     ``idle_nics``: NICs (one for each pair) that are free while the pair's GPU is not.
-    ``largest_switch``: the most pairs of one PCIe switch that a claim gets now; ``largest_node``: of the node.
+    ``largest_switch``: the most pairs of one PCIe switch that a claim gets now; ``largest_node``: of the node. Of a
+    node without pairs, whose GPUs come in groups, the same of groups.
     """
 
     node: str
@@ -43,9 +44,12 @@ def cluster_state(world: World, driver: str = names.DRIVER_NAME) -> list[NodeSta
     """Nodes that have a pool of the driver, in their order."""
     taken = Taken.by(world.claims)
     states = []
+    by_node: dict[str, list[Slice]] = {}
+    for one in world.slices:
+        if one.driver == driver:
+            by_node.setdefault(one.place.node if one.place is not None else "", []).append(one)
     for node in world.nodes:
-        slices = [one for one in world.slices if one.driver == driver]
-        pools = gather_pools([s for s in slices if s.place is None or s.place.node in ("", node.name)], node)
+        pools = gather_pools([*by_node.get("", ()), *by_node.get(node.name, ())], node)
         if pools:
             states.append(_state(node, pools, taken))
     return states
@@ -54,7 +58,7 @@ def cluster_state(world: World, driver: str = names.DRIVER_NAME) -> list[NodeSta
 def _state(node: Node, pools: Iterable[Pool], taken: Taken) -> NodeState:
     total: Counter[str] = Counter()
     free: Counter[str] = Counter()
-    by_switch: Counter[object] = Counter()
+    by_switch: Counter[tuple[str, object]] = Counter()
     stranded = idle = unhealthy = 0
     notes = ["cordoned"] if node.unschedulable else []
     for pool in pools:
@@ -67,12 +71,13 @@ def _state(node: Node, pools: Iterable[Pool], taken: Taken) -> NodeState:
             unhealthy += _tainted(device)
             if view.is_free(device):
                 free[kind] += 1
-                if kind == names.KIND_PAIR:
-                    by_switch[device.attribute(names.PCIE_SWITCH)] += 1
+                if kind in (names.KIND_PAIR, names.KIND_GROUP):
+                    by_switch[kind, device.attribute(names.PCIE_SWITCH)] += 1
                 stranded += kind == names.KIND_GPU and not view.has_free_company(device)
             elif kind == names.KIND_PAIR:
                 idle += view.has_idle_nic(device)
-    by_switch.pop(None, None)
+    asked = names.KIND_PAIR if total[names.KIND_PAIR] else names.KIND_GROUP
+    on_switch = (count for (kind, switch), count in by_switch.items() if kind == asked and switch is not None)
     pairs, groups, gpus = names.KIND_PAIR, names.KIND_GROUP, names.KIND_GPU
     return NodeState(
         node=node.name,
@@ -84,8 +89,8 @@ def _state(node: Node, pools: Iterable[Pool], taken: Taken) -> NodeState:
         free_gpus=free[gpus],
         stranded_gpus=stranded,
         idle_nics=idle,
-        largest_switch=max(by_switch.values(), default=0),
-        largest_node=free[pairs],
+        largest_switch=max(on_switch, default=0),
+        largest_node=free[asked],
         unhealthy=unhealthy,
         note="; ".join(notes),
     )

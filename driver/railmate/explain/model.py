@@ -90,6 +90,12 @@ class Device:
     shareable: bool = False  # allowMultipleAllocations
     place: NodePlace | None = None  # of a slice with perDeviceNodeSelection
     binds_later: bool = False  # has binding conditions
+    twin: Device | None = None  # what was read first of those that differ in their pool alone
+
+    @property
+    def original(self) -> Device:
+        """The same for all devices that a selector cannot tell apart by what their slices say."""
+        return self.twin or self
 
     @property
     def id(self) -> DeviceId:

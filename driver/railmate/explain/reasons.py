@@ -22,6 +22,10 @@ class Holder:
     claim: str
     pods: tuple[str, ...]
 
+    @classmethod
+    def of(cls, device: str, claim: Claim) -> Holder:
+        return cls(device, claim.title, tuple(f"{claim.namespace}/{pod}" for pod in claim.users))
+
     def __str__(self) -> str:
         return f"{self.device}: {', '.join(f'pod {pod}' for pod in self.pods) or f'claim {self.claim}'}"
 
@@ -56,6 +60,14 @@ class Reason:
     claim: str
     request: str
     shortages: tuple[Shortage, ...]
+
+    def with_claims(self, claims: Mapping[str, Claim]) -> Reason:
+        """The same on another node, where other claims hold the like; by the titles of those on this one."""
+        shortages = (
+            replace(one, holders=tuple(Holder.of(held.device, claims[held.claim]) for held in one.holders))
+            for one in self.shortages
+        )
+        return replace(self, shortages=tuple(shortages))
 
 
 @dataclass(frozen=True)
@@ -173,9 +185,7 @@ class Reasoning:
                 if body is None or one.admin_access:
                     continue
                 if one.device in gone or any((one.device[:2], name) in counters for name, _ in body.consumes):
-                    yield Holder(
-                        body.name, claim.title, tuple(f"{claim.namespace}/{pod}" for pod in claim.users)
-                    )
+                    yield Holder.of(body.name, claim)
 
 
 _BUSY = frozenset({"taint", "allocated", "counters", "capacity"})

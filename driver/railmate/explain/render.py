@@ -14,9 +14,10 @@ from railmate_api import attributes as names
 
 _MOST_HOLDERS = 8
 _MOST_NODES = 5
+_MOST_WORDS = 20
 #: From here on a matchAttribute for each pair takes the scheduler long (measured: 4 pairs 0.1 s, 5 pairs 3 s, 6: 10 s).
 _MANY_CONSTRAINTS = 4
-_SHOWN = (names.PCIE_SWITCH, names.DISTANCE, names.RAIL, names.NUMA_NODE)
+_SHOWN = (names.PCIE_SWITCH, names.DISTANCE, names.RAIL, names.PAIR_RAIL, names.NUMA_NODE)
 
 
 def verdict_text(verdict: Verdict) -> str:
@@ -45,7 +46,7 @@ def _verdict_lines(verdict: Verdict) -> Iterator[str]:
         rest = f" and {len(fitting) - 1} more" if len(fitting) > 1 else ""
         yield f"{wish.title} fits on {fitting[0].node}{rest}; of these the scheduler's scores decide"
     else:
-        yield f"{wish.title} fits on no node"
+        yield f"{wish.title} " + ("fits on no node" if verdict.fits is False else _not_certain(verdict))
         if (near := verdict.nearest()) is not None:
             yield f"  nearest: {near[1].sentence}, on {near[0].node}"
     for claim in open_claims:
@@ -58,6 +59,21 @@ def _verdict_lines(verdict: Verdict) -> Iterator[str]:
     for one in fitting[:1]:
         yield from _devices(one)
     yield from _others(verdict)
+
+
+def _not_certain(verdict: Verdict) -> str:
+    """What is known, what is not, and what to do."""
+    counts = Counter(one.outcome for one in verdict.uncertain)
+    known = len(verdict.nodes) - sum(counts.values())
+    unknown = [
+        f"{count} {'node was' if count == 1 else 'nodes were'} {words}"
+        for outcome, words in ((NOT_LOOKED_AT, "not looked at"), (TOO_LARGE, "too large to prove"))
+        if (count := counts[outcome])
+    ]
+    return (
+        f"may fit, that is not certain: {' and '.join(unknown)} within the time, and it fits on none of the other "
+        f"{known} (next step: a larger --timeout)"
+    )
 
 
 def _devices(one: NodeVerdict) -> Iterator[str]:
@@ -77,11 +93,13 @@ def _others(verdict: Verdict) -> Iterator[str]:
     for one in verdict.nodes:
         if one.outcome != FITS:
             same.setdefault(tuple(_node_lines(one)), []).append(one.node)
-    for lines, nodes in same.items():
+    for lines, nodes in list(same.items())[:_MOST_WORDS]:
         more = f" and {len(nodes) - _MOST_NODES} more" if len(nodes) > _MOST_NODES else ""
         first, *rest = lines
         yield f"{', '.join(nodes[:_MOST_NODES])}{more}: {first}"
         yield from (f"  {line}" for line in rest)
+    if left := list(same.values())[_MOST_WORDS:]:
+        yield f"{sum(map(len, left))} more nodes, each with words of its own: -o json has all of them"
 
 
 def _node_lines(one: NodeVerdict) -> Iterator[str]:
@@ -126,7 +144,7 @@ def _holder_lines(shortage: Shortage) -> Iterator[str]:
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
-    """Stable: fields are added, never renamed."""
+    """Stable: fields are added, never renamed. ``fits`` is null where that is not certain."""
     return {
         "object": verdict.wish.title,
         "fits": verdict.fits,
@@ -172,8 +190,6 @@ _COLUMNS = {
 
 def cluster_text(states: Sequence[NodeState]) -> str:
     """A table, a line a node, and below it how many nodes still take how many pairs."""
-    if not states:
-        return "no node has a pool of railmate\n"
     columns = dict(_COLUMNS)
     if any(one.groups for one in states):
         columns = {**dict(list(columns.items())[:2]), "GROUPS": "groups", **dict(list(columns.items())[2:])}
@@ -194,8 +210,12 @@ def cluster_text(states: Sequence[NodeState]) -> str:
         for kind in ("pairs", "groups")
         if total[kind]
     ]
-    sizes = Counter(one.largest_node for one in states if one.pairs)
-    asks = ", ".join(f"{size} pairs on {count}" for size, count in sorted(sizes.items(), reverse=True))
+    sizes = Counter(
+        (one.largest_node, "pairs" if one.pairs else "groups") for one in states if one.pairs or one.groups
+    )
+    asks = ", ".join(
+        f"{size} {what} on {count}" for (size, what), count in sorted(sizes.items(), reverse=True)
+    )
     lines += ["", "; ".join([*said, f"{total['stranded_gpus']} free GPUs have no NIC left"])]
     if asks:
         lines.append(f"the largest ask that fits, by number of nodes: {asks}")

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from railmate.explain.cel import Selectors
-from railmate.explain.changes import Change, Trial
+from railmate.explain.changes import SIBLINGS, Change, Trial
 from railmate.explain.model import Claim, Device, DeviceClass, Node, Slice
 from railmate.explain.places import selector_matches
 from railmate.explain.pools import gather_pools
 from railmate.explain.problem import AllocationError, Problem
+from railmate.explain.reads import attributes_read
 from railmate.explain.reasons import Reason, Reasoning
 from railmate.explain.search import Deadline, Search, TooLargeError
+from railmate.explain.sorts import Site, Sites, by_sort
 
 FITS, NO, ERROR, TOO_LARGE, EXCLUDED, NOT_LOOKED_AT = (
     "fits", "no", "error", "too large to prove", "excluded", "not looked at",
 )  # fmt: skip
 #: The share of the time that one node may take, so that one hard node does not hide the others.
 _SHARE = 0.5
+#: The share of the time for yes or no, so that there is some left for one reason.
+_FOR_OUTCOMES = 0.75
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,18 @@ class Verdict:
     nodes: tuple[NodeVerdict, ...]
 
     @property
-    def fits(self) -> bool:
-        return any(one.outcome == FITS for one in self.nodes) and not self.stopped
+    def fits(self) -> bool | None:
+        """None where it is not certain: no node fits of those that were looked at, and others were not."""
+        if self.stopped:
+            return False
+        if any(one.outcome == FITS for one in self.nodes):
+            return True
+        return None if self.uncertain else False
+
+    @property
+    def uncertain(self) -> tuple[NodeVerdict, ...]:
+        """Nodes of which neither yes nor no is known."""
+        return tuple(one for one in self.nodes if one.outcome in (NOT_LOOKED_AT, TOO_LARGE))
 
     @property
     def stopped(self) -> str:
@@ -96,36 +110,53 @@ def judge(
     reach says so. Without ``why`` only the first. Raises UsageError for a selector that cannot be evaluated here."""
     deadline = Deadline.after(seconds, now)
     judging = _Judging(world, wish, selectors or Selectors())
-    first = [judging.node(node, deadline) for node in world.nodes]
-    return Verdict(wish, tuple(judging.explained(one, deadline) if why else one for one in first))
+    found = judging.outcomes(deadline.share(_FOR_OUTCOMES) if why else deadline)
+    if why:
+        found = judging.explained(found, deadline)
+    return Verdict(wish, tuple(found[node.name] for node in world.nodes))
 
 
 class _Judging:
+    """Nodes of one sort are judged once."""
+
     def __init__(self, world: World, wish: Wish, selectors: Selectors) -> None:
         self._world, self._wish, self._selectors = world, wish, selectors
         self._claims = tuple(claim for claim in wish.claims if claim.allocation is None)
         self._met = tuple(claim for claim in wish.claims if claim.allocation is not None)
-        self._by_node: dict[str, list[Slice]] = {}
-        self._anywhere: list[Slice] = []
-        for one in world.slices:
-            if one.place is not None and one.place.node:
-                self._by_node.setdefault(one.place.node, []).append(one)
-            else:
-                self._anywhere.append(one)
-        self._others = tuple(claim for claim in world.claims if claim.allocation is not None)
-        self._problems: dict[str, tuple[Trial, Problem]] = {}
+        others = tuple(claim for claim in world.claims if claim.allocation is not None)
+        self._sites = Sites(world.slices, others, _reads(self._claims, world.classes))
+        self._judged: list[tuple[Site, Trial, Problem]] = []
+        self._like: dict[Hashable, list[Site]] = {}
 
-    def node(self, node: Node, deadline: Deadline) -> NodeVerdict:
+    def outcomes(self, deadline: Deadline) -> dict[str, NodeVerdict]:
+        found: dict[str, NodeVerdict] = {}
+        sites = []
+        for node in self._world.nodes:
+            if deadline.passed():
+                found[node.name] = NodeVerdict(node.name, NOT_LOOKED_AT)
+            elif why := self._obstacle(node):
+                found[node.name] = NodeVerdict(node.name, EXCLUDED, detail=why)
+            else:
+                sites.append(self._sites.site(node))
+        for group in by_sort(sites):
+            for number, site in enumerate(group):
+                verdict = found[site.node.name] = self._node(site, deadline)
+                if verdict.outcome in (FITS, NO, TOO_LARGE) and not verdict.detail:
+                    for other in group[number + 1 :]:
+                        found[other.node.name] = _moved(verdict, site, other)
+                    self._like[site.sort] = group[number:]
+                    break  # all of the group; what has words about a pool is found node by node
+        return found
+
+    def _node(self, site: Site, deadline: Deadline) -> NodeVerdict:
+        node = site.node
         if deadline.passed():
             return NodeVerdict(node.name, NOT_LOOKED_AT)
-        if why := self._obstacle(node):
-            return NodeVerdict(node.name, EXCLUDED, detail=why)
-        slices = [*self._by_node.get(node.name, ()), *self._anywhere]
-        trial = Trial(node, gather_pools(slices, node), self._world.classes, self._others, self._selectors)
+        trial = self._trial(site)
         trouble = "; ".join(f"pool {pool.name} is {pool.problem}" for pool in trial.pools if pool.problem)
         try:
-            problem = trial.problem(self._claims, self._others)
-            self._problems[node.name] = trial, problem
+            problem = trial.problem(self._claims, site.claims)
+            self._judged.append((site, trial, problem))
             grants = Search(problem, deadline.share(_SHARE)).solve()
         except AllocationError as error:
             return NodeVerdict(node.name, ERROR, detail=str(error))
@@ -138,10 +169,31 @@ class _Judging:
         )
         return NodeVerdict(node.name, FITS, placed, detail=trouble)
 
-    def explained(self, verdict: NodeVerdict, deadline: Deadline) -> NodeVerdict:
-        if verdict.outcome != NO:
-            return verdict
-        trial, problem = self._problems[verdict.node]
+    def explained(self, found: Mapping[str, NodeVerdict], deadline: Deadline) -> dict[str, NodeVerdict]:
+        told = dict(found)
+        for site, trial, problem in self._judged:
+            if found[site.node.name].outcome != NO:
+                continue
+            by_holders: dict[Hashable, list[Site]] = {}
+            for one in self._like.get(site.sort, [site]):
+                by_holders.setdefault(one.holders, []).append(one)
+            for first, *rest in by_holders.values():
+                if first is not site:
+                    trial = self._trial(first)
+                    problem = trial.problem(self._claims, first.claims)
+                reasoned = self._reasoned(found[first.node.name], trial, problem, deadline)
+                told[first.node.name] = reasoned
+                for other in rest:
+                    told[other.node.name] = _moved(reasoned, first, other)
+        return told
+
+    def _trial(self, site: Site) -> Trial:
+        pools = gather_pools(site.slices, site.node)
+        return Trial(site.node, pools, self._world.classes, site.claims, self._selectors)
+
+    def _reasoned(
+        self, verdict: NodeVerdict, trial: Trial, problem: Problem, deadline: Deadline
+    ) -> NodeVerdict:
         reasoning = Reasoning(
             problem, trial.node, trial.classes, trial.others, trial.selectors, deadline.share(_SHARE)
         )
@@ -159,3 +211,26 @@ class _Judging:
             if claim.node_selector is not None and not selector_matches(claim.node_selector, node):
                 return f"claim {claim.title} is allocated elsewhere"
         return self._wish.obstacle(node)
+
+
+def _reads(claims: Sequence[Claim], classes: Mapping[str, DeviceClass]) -> frozenset[str] | None:
+    """The attributes that decide, for the claims as they are and with any change that is tried."""
+    requests = [request for claim in claims for slot in claim.slots for request in slot.alternatives]
+    named = {one.class_name for one in requests} | {SIBLINGS.get(one.class_name, "") for one in requests}
+    expressions = [text for one in requests for text in one.selectors]
+    expressions += [text for name in named & classes.keys() for text in classes[name].selectors]
+    read = attributes_read(expressions)
+    matched = {rule.attribute.rpartition("/")[2] for claim in claims for rule in claim.constraints}
+    return None if read is None else read | matched
+
+
+def _moved(verdict: NodeVerdict, site: Site, other: Site) -> NodeVerdict:
+    """A site's verdict for another of its sort, by that one's devices and claims."""
+    devices = other.devices_like([one.device for one in verdict.devices], site) if verdict.devices else []
+    placed = tuple(replace(one, device=device) for one, device in zip(verdict.devices, devices, strict=True))
+    if verdict.reason is None and not verdict.changes:
+        return NodeVerdict(other.node.name, verdict.outcome, placed)
+    claims = other.claims_like(site)
+    reason = verdict.reason and verdict.reason.with_claims(claims)
+    changes = tuple(one.with_claims(claims) for one in verdict.changes)
+    return NodeVerdict(other.node.name, verdict.outcome, placed, reason, changes)

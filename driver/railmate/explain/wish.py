@@ -37,7 +37,9 @@ def pods_of(item: Object) -> Iterator[tuple[str, Object]]:
         return
     templates = list(_templates(item.get("spec") or {}, ""))
     for where, template in templates:
-        title = f"{kind} {namespace}/{name}" + (f", {where}" if where and len(templates) > 1 else "")
+        title = f"one pod of {kind} {namespace}/{name}" + (
+            f", {where}" if where and len(templates) > 1 else ""
+        )
         yield title, {"metadata": {"name": name, "namespace": namespace}, "spec": template["spec"]}
 
 
@@ -96,7 +98,10 @@ def _wish_of_pod(
                 f"{title}: its {what} in namespace {namespace} is not there. Give it with --file, or create it first."
             )
     extended, names = _extended_claim(namespace, pod, classes)
-    if extended is not None:
+    given = ((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
+    if given and (namespace, given) in claims:
+        found.append(parse_claim(claims[namespace, given]))  # what the scheduler made and allocated
+    elif extended is not None:
         found.append(extended)
     return Wish(title, tuple(found), _Place(spec, names).obstacle)
 
@@ -113,31 +118,54 @@ def _extended_claim(
 ) -> tuple[Claim | None, list[str]]:
     """The claim that the scheduler makes for extended resources that a DeviceClass stands for, and their names.
 
-    Rule: createRequestsAndMappings of the scheduler's dynamicresources plugin: one request a container and resource.
-    Init containers, which share what the others have, are left out.
+    Rule: createRequestsAndMappings of the scheduler's dynamicresources plugin: one request a container and resource, in
+    the order of their names. Ordinary init containers use what containers after them have, one after the other: only
+    the most that one of them needs beyond that is asked for. Those that restart always run beside the others.
     """
     by_resource: dict[str, DeviceClass] = {}
-    for one in sorted(classes.values(), key=lambda c: (c.created, [-ord(x) for x in c.name])):
-        if one.extended_resource:
-            by_resource[one.extended_resource] = one  # the newest class wins, then the lower name
-    slots, names = [], set()
-    for number, container in enumerate((pod.get("spec") or {}).get("containers") or ()):
-        resources = container.get("resources") or {}
-        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-        for position, resource in enumerate(sorted(asked)):
-            device_class = by_resource.get(resource)
-            if device_class is None and resource.startswith(_IMPLICIT):
-                device_class = classes.get(resource.removeprefix(_IMPLICIT))
-            count = parse_quantity(asked[resource])
-            if device_class is None or count <= 0:
-                continue
-            name = f"container-{number}-request-{position}"
-            slots.append(RequestSlot(name, (Request(name, device_class.name, count=int(count)),)))
-            names.add(resource)
-    if not slots:
+    for one in sorted(classes.values(), key=lambda c: c.name, reverse=True):
+        # the newest class wins, then the lower name
+        known = by_resource.get(one.extended_resource)
+        if one.extended_resource and (known is None or one.created >= known.created):
+            by_resource[one.extended_resource] = one
+    spec = pod.get("spec") or {}
+    first = list(spec.get("initContainers") or ())
+    asked = [_asked(container) for container in (*first, *(spec.get("containers") or ()))]
+    brief = {n for n, container in enumerate(first) if container.get("restartPolicy") != "Always"}
+    requests: dict[str, Request] = {}
+    names = []
+    for resource in sorted({name for one in asked for name in one}):
+        device_class = by_resource.get(resource)
+        if device_class is None and resource.startswith(_IMPLICIT):
+            device_class = classes.get(resource.removeprefix(_IMPLICIT))
+        if device_class is None:
+            continue
+        counts = {n: count for n, one in enumerate(asked) if (count := one.get(resource, 0)) > 0}
+        lasting = {n: count for n, count in counts.items() if n not in brief}
+        beyond = {
+            n: counts[n] - sum(count for other, count in lasting.items() if other > n)
+            for n in brief & counts.keys()
+        }
+        most = max(sorted(beyond), key=lambda n: beyond[n], default=None)
+        if most is not None and beyond[most] > 0:
+            lasting[most] = beyond[most]
+        for number, count in lasting.items():
+            name = f"container-{number}-request-{sorted(asked[number]).index(resource)}"
+            requests[name] = Request(name, device_class.name, count=count)
+        if counts:
+            names.append(resource)
+    if not requests:
         return None, []
     pod_name = str((pod.get("metadata") or {}).get("name") or "pod")
-    return Claim(namespace, f"{pod_name}-extended-resources", tuple(slots)), sorted(names)
+    slots = tuple(RequestSlot(name, (requests[name],)) for name in sorted(requests))
+    return Claim(namespace, f"{pod_name}-extended-resources", slots), names
+
+
+def _asked(container: Object) -> dict[str, int]:
+    """Whole numbers of all that a container asks for; the API server makes requests of limits."""
+    resources = container.get("resources") or {}
+    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {str(name): int(parse_quantity(value)) for name, value in asked.items()}
 
 
 # --- why a node is out for the pod itself

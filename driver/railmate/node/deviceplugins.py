@@ -20,14 +20,18 @@ from railmate.publish import notes
 
 log = logging.getLogger(__name__)
 
-#: The vendors' device plugins, by the names of their resources. NVIDIA's domain has NICs too (nvidia.com/hostdev).
+#: The vendors' device plugins, by the names of their resources: whole GPUs, parts of them (MIG, compute and memory
+#: partitions) and GPUs for virtual machines. Two of the domains have NICs too (nvidia.com/hostdev, amd.com/nic).
 _RESOURCES = {
     GpuVendor.NVIDIA: re.compile(r"nvidia\.com/(p?gpu(\..*)?|mig-.*)"),
-    GpuVendor.AMD: re.compile(r"amd\.com/.*"),
+    GpuVendor.AMD: re.compile(r"amd\.com/(gpu([._].*)?|[sdtqc]px(_nps\d+)?)"),
     GpuVendor.INTEL: re.compile(r"gpu\.intel\.com/.*"),
 }
 #: Seconds for which an answer is good: every event of the kernel causes a look at the machine.
 _GOOD_FOR = 45.0
+#: Seconds for which a resource must be gone before its GPUs are offered again. After the kubelet's restart it says 0
+#: until the plugin has registered again, while pods go on with what they have.
+_GONE_FOR = 180.0
 
 
 class NodeApi(Protocol):
@@ -40,6 +44,7 @@ class DevicePlugins:
     def __init__(self, api: NodeApi, node: str, on_found: Callable[[str], None]) -> None:
         self._api, self._node, self._on_found = api, node, on_found
         self._known: Mapping[GpuVendor, str] = {}
+        self._gone: dict[GpuVendor, float] = {}  # when a known one was first not there
         self._asked: float | None = None
 
     def handed_out(self) -> Mapping[GpuVendor, str]:
@@ -58,7 +63,13 @@ class DevicePlugins:
                 message = f"GPUs of {vendor} are not offered: {notes.handed_out(resource)}."
                 log.warning("%s", message)
                 self._on_found(message)
+        for vendor in found:
+            self._gone.pop(vendor, None)
+        for vendor, resource in self._known.items():
+            if vendor not in found and now - self._gone.setdefault(vendor, now) < _GONE_FOR:
+                found[vendor] = resource
         self._known = found
+        self._gone = {vendor: since for vendor, since in self._gone.items() if vendor in found}
         return found
 
 

@@ -37,7 +37,7 @@ PUBLISHED: Mapping[str, Collection[str]] = {
     names.KIND_GPU_PARTITION: _GPU | {names.PROFILE},
     names.KIND_RDMA_VF: _PLACE | _NIC,
     names.KIND_RDMA_SHARED: _PLACE | _NIC,
-    names.KIND_PAIR: _TOGETHER,
+    names.KIND_PAIR: _TOGETHER | {names.PAIR_RAIL},
     names.KIND_GROUP: _TOGETHER | {names.GPU_COUNT, names.NIC_COUNT},
     names.KIND_HELD: {names.KIND},
     names.KIND_NODE: {names.KIND, names.VENDOR, names.PRODUCT, names.GPU_COUNT, names.NIC_COUNT}

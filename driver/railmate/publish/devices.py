@@ -26,6 +26,7 @@ from railmate.publish.devicenames import device_name, group_name, node_name, pai
 from railmate.publish.held import SECTION as SECTION_HELD
 from railmate.publish.held import shared_in_use, still_held
 from railmate.publish.model import Offer, OfferedDevice
+from railmate.publish.pairrails import pair_rails
 from railmate.publish.shared import SharedPfs, shared_ports
 from railmate.publish.units import Unit, Units, joined, whole_switches
 from railmate.topology.model import Role, Topology
@@ -141,6 +142,7 @@ class _Mapping:
                 self._vfs.setdefault(nic.function.physical_function, []).append(nic)
         for vfs in self._vfs.values():
             vfs.sort(key=lambda vf: vf.vf_index or 0)
+        self._pair_rails = pair_rails(topology)
         self._units = Units(topology, self._functions, self._gpus, self._nics, self._vfs)
 
     # --- GPUs with NICs
@@ -176,6 +178,9 @@ class _Mapping:
         kind = kind or (names.KIND_PAIR if len(gpus) == 1 else names.KIND_GROUP)
         if kind == names.KIND_PAIR:
             name = pair_name(gpus[0], nics)
+            rail = attributes.get(names.RAIL)
+            if rail is not None and self._pair_rails[rail] != rail:
+                attributes[names.PAIR_RAIL] = self._pair_rails[rail]
         else:
             name = (node_name if kind == names.KIND_NODE else group_name)(gpus, nics)
             attributes |= {names.GPU_COUNT: len(gpus), names.NIC_COUNT: len(nics)}

@@ -117,11 +117,21 @@ def test_fallbacks_are_alternatives_in_the_order_given(written: Run) -> None:
     ]
 
 
-def test_rail_aligned_pairs_are_of_the_first_rails_or_of_those_named(written: Run) -> None:
-    for flags, rails in ((["--rail-aligned"], "[0, 1]"), (["--rails", "4,5"], "[4, 5]")):
-        (request,) = devices(written("--pairs", "2", *flags))["requests"]
-        (selector,) = request["exactly"]["selectors"]
-        assert selector["cel"]["expression"].endswith(f".?rail.orValue(-1) in {rails}")
+def test_rails_are_a_request_each_in_their_order(written: Run) -> None:
+    """One with a count would take two pairs of one rail where GPUs share a NIC."""
+    for flags, rails in ((["--rail-aligned"], (0, 1)), (["--rails", "5,4"], (5, 4))):
+        objects = written("--pairs", "2", *flags)
+        assert asked(objects) == [(f"rail-{rail}", PAIR, 1) for rail in rails]
+        for rail, request in zip(rails, devices(objects)["requests"], strict=True):
+            (selector,) = request["exactly"]["selectors"]
+            assert selector["cel"]["expression"].endswith(f".?rail).orValue(-1) == {rail}")
+
+
+def test_each_rail_has_the_alternatives(written: Run) -> None:
+    for request in devices(written("--pairs", "2", "--rail-aligned", "--fallback", "any"))["requests"]:
+        classes = [(one["name"], one["deviceClassName"]) for one in request["firstAvailable"]]
+        assert classes == [("switch", PAIR), ("any", ANY)]
+        assert len({one["selectors"][0]["cel"]["expression"] for one in request["firstAvailable"]}) == 1
 
 
 def test_scarcest_request_comes_first(written: Run) -> None:
@@ -129,6 +139,21 @@ def test_scarcest_request_comes_first(written: Run) -> None:
         "--vfs", "1", "--gpus", "2", "--pairs", "3", "--groups", "1", "--class", "nic.example.com=2"
     )
     assert [name for name, _, _ in asked(objects)] == ["groups", "pairs", "nic", "gpus", "vfs"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ("--class gpu.nvidia.com --class gpu.amd.com --class gpu.intel.com", ["gpu", "gpu-2", "gpu-3"]),
+        ("--class vfs.x --vfs 1", ["vfs-2", "vfs"]),
+        ("--class gpu.a --class gpu-2.a --class gpu.b", ["gpu", "gpu-2", "gpu-3"]),
+        ("--class rail-1.x --pairs 2 --rail-aligned", ["rail-0", "rail-1", "rail-1-2"]),
+        (f"--class {'x' * 63}.a --class {'x' * 63}.b", ["x" * 63, "x" * 61 + "-2"]),
+    ],
+)
+def test_requests_have_names_of_their_own(written: Run, flags: str, names: list[str]) -> None:
+    """The API refuses a claim with two of one name."""
+    assert [name for name, _, _ in asked(written(*flags.split()))] == names
 
 
 def test_groups_may_be_of_a_size(written: Run) -> None:
@@ -228,6 +253,33 @@ def test_all_pairs_of_a_node_are_asked_for_as_one_device_where_the_slices_have_i
     assert asked(written("--pairs", "16", "--slices", dgx, "--slices", bigger)) == [("node", NODE, 1)]
 
 
+def test_kueue_gets_what_it_can_count_also_where_the_slices_have_whole_nodes(written: Run, dgx: Path) -> None:
+    objects = written("--pairs", "8", "--for", "kueue", "--slices", dgx)
+    assert devices(objects) == {
+        "requests": [{"name": "pairs", "exactly": {"deviceClassName": PAIR, "count": 8}}]
+    }
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--pairs 8 --whole-node",
+        "--pairs 2 --same-switch",
+        "--pairs 2 --rail-aligned",
+        "--pairs 2 --rails 4,5",
+        "--pairs 2 --fallback numa",
+        "--groups 2 --gpus-per-group 2",
+    ],
+)
+def test_what_kueue_would_never_admit_is_refused_with_the_way_out(
+    refused: Callable[..., tuple[int, str]], flags: str
+) -> None:
+    code, err = refused(*flags.split(), "--for", "kueue")
+    assert code == 2
+    assert "Kueue counts only requests of a class and a number" in err
+    assert "or use --for job" in err
+
+
 def test_pods_around_a_whole_node_ask_for_the_cpus_of_all_its_gpus(written: Run) -> None:
     one, other = (
         written("--pairs", "8", *more, "--for", "pod")[-1]["spec"]["containers"][0]["resources"]["requests"]
@@ -247,7 +299,11 @@ def test_pods_around_a_whole_node_ask_for_the_cpus_of_all_its_gpus(written: Run)
         ),
         (["--pairs", "10", "--whole-node"], "without the selector"),
         (["--class", "nic.example.com"], "no device is of class nic.example.com"),
-        (["--pairs", "1", "--rails", "9"], "without the selector"),
+        (
+            ["--pairs", "2", "--rails", "9,1"],
+            "no pair is on rail 9. The pairs there are on rails 0, 1, 2, 3, 4, 5, 6, 7",
+        ),
+        (["--pairs", "9", "--rail-aligned"], "no pair is on rail 8"),
     ],
 )
 def test_claim_that_no_node_of_the_slices_could_take_is_refused_with_the_nearest(

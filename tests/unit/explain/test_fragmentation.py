@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from explain_world import SWITCH, claim, held, machine, names, on_node, request
+from explain_world import SWITCH, claim, device, held, machine, names, on_node, request, slices
 
 from railmate.explain.cluster import NodeState, cluster_state
 from railmate.explain.model import Node
@@ -87,6 +87,16 @@ def test_largest_asks_are_what_the_allocator_gives_and_no_more(taken: tuple[str,
                 == size
             )
         assert not names(on_node(machine(), claim(request("p", "pair", size + 1), match=match), taken=claims))
+
+
+def test_where_gpus_come_in_groups_the_largest_ask_is_of_groups() -> None:
+    groups = [device(f"group-{n}", "group", n // 2, f"g{n % 2}") for n in range(4)]
+    counters = {f"g{n}": {"value": "1"} for n in range(2)}
+    sets = [{"name": f"switch-{n}", "counters": counters} for n in range(2)]
+    published = slices("n1", {"sharedCounters": sets}, {"devices": groups})
+    one = state(held("c", "group-0"), published=published)
+    assert (one.largest_switch, one.largest_node) == (2, 3)
+    assert cluster_text([one]).splitlines()[-1].endswith("3 groups on 1")
 
 
 def test_table_has_a_line_a_node_and_says_what_fits() -> None:

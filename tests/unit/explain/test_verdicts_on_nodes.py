@@ -7,7 +7,7 @@ import time
 import pytest
 from explain_world import KIND, SWITCH, claim, device, held, machine, names, on_node, request, slices, verdict
 
-from railmate.explain.render import verdict_text
+from railmate.explain.render import verdict_json, verdict_text
 from railmate.explain.verdict import ERROR, FITS, NO, NOT_LOOKED_AT, TOO_LARGE
 
 
@@ -159,16 +159,23 @@ def test_end_of_the_time_is_said_and_not_taken_for_a_no() -> None:
     published = [*machine("n1"), *machine("n2")]
     whole = verdict(published, claim(request("pairs", "pair", 9)), seconds=0)
     assert {one.outcome for one in whole.nodes} <= {TOO_LARGE, NOT_LOOKED_AT}
-    assert not whole.fits
+    assert whole.fits is None
 
 
 def test_time_holds_for_many_nodes_and_those_not_reached_say_so() -> None:
-    published = [one for n in range(100) for one in machine(f"n{n:04}", switches=4)]
+    """Each node another, or they would be judged together."""
+    published = [one for n in range(100) for one in machine(f"n{n:04}", switches=4, vfs=n)]
     whole = verdict(published, claim(request("pairs", "pair", 9)), seconds=0.01)
     outcomes = [one.outcome for one in whole.nodes]
     assert len(outcomes) == 100
     assert NOT_LOOKED_AT in outcomes
     assert set(outcomes) <= {NO, TOO_LARGE, NOT_LOOKED_AT}
+    assert whole.fits is None
+    text = verdict_text(whole)
+    assert "fits on no node" not in text
+    assert f"{outcomes.count(NOT_LOOKED_AT)} nodes were not looked at" in text
+    assert "next step: a larger --timeout" in text
+    assert verdict_json(whole)["fits"] is None
 
 
 def test_nearest_change_of_all_nodes_is_the_smallest() -> None:

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from explain_world import claim, machine, request
+from explain_world import claim, held, machine, request
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +57,61 @@ def test_newest_class_serves_an_extended_resource() -> None:
         assert (slot.name, slot.alternatives[0].class_name, slot.alternatives[0].count) == (
             "container-0-request-1", "pair", 8,
         )  # fmt: skip
+
+
+def test_of_classes_of_one_age_the_lower_name_serves() -> None:
+    """Rule: extendedresourcecache, "equal, arbitrarily prefer lower name"."""
+    a, ab = (
+        DeviceClass(n, extended_resource="nvidia.com/gpu", created="2026-01-01T00:00:00Z")
+        for n in ("a", "ab")
+    )
+    for classes in ({"a": a, "ab": ab}, {"ab": ab, "a": a}):
+        assert requests_of(classes, containers=[gpus(1)]) == [("container-0-request-0", "a", 1)]
+
+
+def gpus(count: int, **more: Any) -> dict[str, Any]:
+    return {"name": "c", "resources": {"limits": {"nvidia.com/gpu": str(count)}}, **more}
+
+
+def requests_of(classes: dict[str, DeviceClass], **spec: Any) -> list[tuple[str, str, int]]:
+    (made,) = wish_of_pod("pod p", pod(**spec), {}, {}, classes).claims
+    requests = [slot.alternatives[0] for slot in made.slots]
+    return [(one.name, one.class_name, one.count) for one in requests]
+
+
+@pytest.mark.parametrize(
+    ("init", "containers", "counts"),
+    [
+        ([gpus(8, restartPolicy="Always")], [gpus(1)], {0: 8, 1: 1}),  # a sidecar runs beside the container
+        ([gpus(8)], [gpus(8)], {1: 8}),  # has what the container gets afterwards
+        ([gpus(8)], [gpus(5)], {0: 3, 1: 5}),
+        ([gpus(4), gpus(8), gpus(6)], [gpus(2)], {1: 6, 3: 2}),  # one after the other: the largest
+        (
+            [gpus(2, restartPolicy="Always"), gpus(4)],
+            [gpus(1)],
+            {0: 2, 1: 3, 2: 1},
+        ),  # the sidecar keeps its own
+        ([gpus(4), gpus(2, restartPolicy="Always")], [gpus(1)], {0: 1, 1: 2, 2: 1}),
+        ([], [gpus(1)] * 11, dict.fromkeys((0, 1, 10, 2, 3, 4, 5, 6, 7, 8, 9), 1)),  # by name
+    ],
+)
+def test_init_containers_are_counted_as_the_scheduler_does(
+    init: list[dict[str, Any]], containers: list[dict[str, Any]], counts: dict[int, int]
+) -> None:
+    expected = [(f"container-{n}-request-0", "gpu", count) for n, count in counts.items()]
+    assert requests_of({"gpu": GPU}, initContainers=init, containers=containers) == expected
+
+
+def test_claim_that_the_scheduler_made_for_a_running_pod_is_the_pods() -> None:
+    made = held("p-extended-resources-x", "gpu-0-0") | {"kind": "ResourceClaim"}
+    running = pod(containers=[gpus(1)], nodeName="n1") | {
+        "status": {"extendedResourceClaimStatus": {"resourceClaimName": "p-extended-resources-x"}}
+    }
+    claims = {("default", "p-extended-resources-x"): made}
+    (claim,) = wish_of_pod("pod p", running, claims, {}, {"gpu": GPU}).claims
+    assert claim.allocation is not None
+    (again,) = wish_of_pod("pod p", running, {}, {}, {"gpu": GPU}).claims
+    assert again.allocation is None, "without that claim what would be asked for"
 
 
 def test_node_whose_device_plugin_has_the_resource_is_out() -> None:

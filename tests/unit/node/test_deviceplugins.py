@@ -39,6 +39,9 @@ class Api:
         ({"amd.com/gpu": "4", "nvidia.com/gpu": "2"}, {
             GpuVendor.AMD: "amd.com/gpu", GpuVendor.NVIDIA: "nvidia.com/gpu",
         }),
+        ({"amd.com/nic": "8", "amd.com/vnic": "64"}, {}),
+        ({"amd.com/cpx_nps4": "64"}, {GpuVendor.AMD: "amd.com/cpx_nps4"}),
+        ({"amd.com/gpu_vf": "8"}, {GpuVendor.AMD: "amd.com/gpu_vf"}),
         ({"gpu.intel.com/i915": "2"}, {GpuVendor.INTEL: "gpu.intel.com/i915"}),
         ({}, {}),
     ],
@@ -55,6 +58,7 @@ def test_node_that_the_kubelet_has_not_spoken_of_hands_out_nothing() -> None:
 
 def test_plugin_is_said_once_and_again_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_GOOD_FOR", -1.0)
+    monkeypatch.setattr(module, "_GONE_FOR", -1.0)
     said: list[str] = []
     there, gone = node(**{"nvidia.com/gpu": "8"}), node()
     plugins = DevicePlugins(Api(there, there, gone, there), "node1", said.append)
@@ -63,6 +67,19 @@ def test_plugin_is_said_once_and_again_when_it_comes_back(monkeypatch: pytest.Mo
     assert said[0].startswith(
         "GPUs of nvidia are not offered: a device plugin on this node hands out nvidia.com/gpu"
     )
+
+
+def test_plugin_is_gone_after_two_looks_minutes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the kubelet's restart allocatable is 0 until the plugin registers, and its pods keep their GPUs."""
+    now = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    there, zero = node(**{"nvidia.com/gpu": "8"}), node(**{"nvidia.com/gpu": "0"})
+    plugins = DevicePlugins(Api(there, zero, zero, there, zero, zero, zero), "node1", print)
+    found = []
+    for seconds in (0, 60, 60, 60, 300, 120, 100):
+        now += seconds
+        found.append(bool(plugins.handed_out()))
+    assert found == [True, True, True, True, True, True, False]
 
 
 def test_without_an_answer_the_last_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
