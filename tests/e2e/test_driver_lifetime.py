@@ -17,7 +17,7 @@ from e2e.lab import Lab, Workspace, claim_spec, eventually, pod, template
 from e2e.test_health import shown
 from e2e.test_kubelet_scenarios import PAIR, container, slices
 from harness.deploy import CHART, NAMESPACE, RELEASE, wait_ready
-from harness.soak import kill_driver
+from harness.soakkills import kill_driver
 
 #: Seconds that the chart gives the driver to end.
 GRACE = 30.0

@@ -13,7 +13,7 @@ from e2e.faults import no_driver
 from e2e.lab import PLUGIN_DIR, Lab, Workspace, claim, claim_spec, eventually, pod, template
 from harness.deploy import NAMESPACE, RELEASE, wait_ready
 from harness.shell import HarnessError
-from harness.soak import kill_driver
+from harness.soakkills import kill_driver
 
 PAIR = "gpu-rdma-pair.railmate.dev"
 #: Seconds a process goes on after its pod was told to end.

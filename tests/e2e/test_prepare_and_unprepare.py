@@ -22,7 +22,7 @@ from e2e.faults import (
 from e2e.lab import Lab, Workspace, eventually
 from e2e.test_kubelet_scenarios import delete_by_force, exists, failures, links_again, record_of
 from harness.deploy import wait_ready
-from harness.soak import kill_driver
+from harness.soakkills import kill_driver
 
 #: Seconds that the kubelet gives a call (pkg/kubelet/cm/dra/plugin).
 CALL_TIMEOUT = 45
