@@ -139,8 +139,6 @@ class ClaimState:
                     if call not in self._preparing:
                         # the kubelet gave up on this call, and nobody would ever give back what it still prepares
                         raise ClaimError(f"{ref}: it was given back while it was being prepared.")
-                    # its successor is asked by now, also to give back, and would not hear of what is written here
-                    self._refuse_when_stopping(ref)
                     entry = self._preparation.entry(claim, ref, self._node)
                     self._answered.add(ref.uid)
                 return self._answer(entry)
@@ -159,11 +157,8 @@ class ClaimState:
                     log.info("%s Waiting for it.", reason)
                     waiting = True
             self._freed.wait(min(_POLL, max(0.0, deadline - time.monotonic())))
-            self._refuse_when_stopping(ref)
-
-    def _refuse_when_stopping(self, ref: ClaimRef) -> None:
-        if self._stopping:
-            raise ClaimError(f"{ref}: the driver is being replaced. The kubelet asks its successor.")
+            if self._stopping:
+                raise ClaimError(f"{ref}: the driver is being replaced. The kubelet asks its successor.")
 
     def answered(self) -> Set[str]:
         """UIDs of the claims that this process has prepared, or prepares: the kubelet has those given back itself."""

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from claims_netdevs import World
-from claims_world import BOOT, PF, VFS, claim, ref, share, state, uid
+from claims_world import BOOT, PF, VFS, claim, ref, share, uid
 
 from railmate.claims.allocation import ClaimError
 from railmate.claims.holdings import Holdings
@@ -129,20 +129,3 @@ def test_who_makes_vfs_waits_for_a_claim_that_is_being_written_and_sees_it(world
         prepared.result(PATIENCE)
         making.result(PATIENCE)
     assert found == [{VFS[0]}]
-
-
-def test_an_instance_that_ends_writes_nothing_more(world: World) -> None:
-    """Its API call may have been slow: its successor was asked to give the claim back meanwhile, and is not again."""
-    world.api.put(claim(1, "pair-0"))
-    real = world.api.get_claim
-
-    def slow(namespace: str, name: str) -> object:
-        found = real(namespace, name)
-        world.state.stop()
-        state(world.root, world.api).unprepare(ref())
-        return found
-
-    world.api.get_claim = slow  # type: ignore[method-assign, assignment]
-    with pytest.raises(ClaimError, match="being replaced"):
-        world.state.prepare(ref(), patience=0)
-    assert world.clean()

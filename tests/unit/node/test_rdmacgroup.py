@@ -73,12 +73,12 @@ def looking(*addresses: str) -> Entry:
 
 
 def test_what_an_administrator_looks_at_is_not_denied_beside_a_device_of_its_own(cgroup: RdmaCgroup) -> None:
-    assert cgroup.annotations([claim("vf1"), looking(VFS[2])]) == {KEY: "pf vf0"}
+    assert cgroup.annotations([claim("vf1"), looking(VFS[2])], {}) == {KEY: "pf vf0"}
 
 
 def test_who_looks_at_one_device_is_denied_the_others(cgroup: RdmaCgroup) -> None:
-    assert cgroup.annotations([looking(VFS[0])]) == {KEY: "pf vf1 vf2"}
-    assert cgroup.annotations([looking("0000:ff:00.0")]) == {}, "a device that is gone"
+    assert cgroup.annotations([looking(VFS[0])], {}) == {KEY: "pf vf1 vf2"}
+    assert cgroup.annotations([looking("0000:ff:00.0")], {}) == {}, "a device that is gone"
 
 
 def test_a_container_without_rdma_gets_no_word(cgroup: RdmaCgroup) -> None:
