@@ -301,8 +301,8 @@ class Deaf:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("name", "its name is rsnet1, not rsvf1"),
-        ("mac", "its MAC is 02:00:00:00:77:77, not 02:00:00:00:01:01"),
+        ("name", "its name is rsnet1, not {name}"),
+        ("mac", "its MAC is 02:00:00:00:77:77, not {mac}"),
         ("mtu", "its MTU is 1400, not 4000"),
         ("up", "its state is down, not up"),
         ("address", "its address 10.66.0.1/24 is missing"),
@@ -322,7 +322,10 @@ def test_what_is_not_as_it_was_although_the_kernel_said_so_is_told(
     with monkeypatch.context() as patch:
         Deaf(patch).to(what)
         (result,) = return_all([back], None)
-    assert (result.state, result.problems) == (ReturnState.ALREADY_HOME, (said,))
+    assert (result.state, result.problems) == (
+        ReturnState.ALREADY_HOME,
+        (said.format(name=vf.name, mac=vf.mac),),
+    )
     (result,) = return_all([back], None)
     assert result.problems == ()
     assert fresh(vf) == vf

@@ -32,8 +32,7 @@ class Footprint:
             root, point = line.split()[3:5]
             if root in self._own or Path(point).is_relative_to(private.directory):
                 found.append(f"mount {point}")
-        if private.directory.exists():
-            found.append(f"directory {private.directory}")
+        found += [f"file {path}" for path in private.directory.iterdir()]
         return found
 
 

@@ -10,7 +10,7 @@ from railmate.explain.capacity import fits
 from railmate.explain.cel import Selectors, clauses
 from railmate.explain.model import Claim, Device, DeviceClass, DeviceId, Node
 from railmate.explain.places import is_at
-from railmate.explain.problem import Option, Problem, blocking_taint, first_requests
+from railmate.explain.problem import AllocationError, Option, Problem, blocking_taint, first_requests
 from railmate.explain.search import Deadline, Search
 
 
@@ -82,14 +82,19 @@ class Reasoning:
     deadline: Deadline
 
     def reason(self) -> Reason | None:
-        """None where the requests one by one can all be met, that is where there is no reason to give.
+        """None where there is no reason to give: the requests one by one can all be met, or the scheduler would end
+        with an error where it is asked for the first ones alone.
 
-        Raises what Search raises.
+        Raises TooLargeError.
         """
         for claim, slots in enumerate(self.problem.options):
             for slot, options in enumerate(slots):
                 part = first_requests(self.problem, claim, slot)
-                if Search(part, self.deadline).solve() is None:
+                try:
+                    met = Search(part, self.deadline).solve() is not None
+                except AllocationError:
+                    return None
+                if not met:
                     body = self.problem.claims[claim]
                     shortages = tuple(self._shortage(part, claim, slot, one) for one in options)
                     return Reason(body.title, body.slots[slot].name, shortages)
@@ -123,7 +128,11 @@ class Reasoning:
         for index, constraint in enumerate(body.constraints):
             fewer = replace(body, constraints=body.constraints[:index] + body.constraints[index + 1 :])
             claims = (*part.claims[:claim], fewer, *part.claims[claim + 1 :])
-            if Search(replace(part, claims=claims), self.deadline).solve() is not None:
+            try:
+                met = Search(replace(part, claims=claims), self.deadline).solve() is not None
+            except AllocationError:
+                continue
+            if met:
                 return "constraint", (
                     f"{left} would do, but no choice of {wanted} keeps constraint {constraint}"
                     f"{' with the requests before it' if len(body.slots) > 1 else ''}"

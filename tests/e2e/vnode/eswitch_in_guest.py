@@ -10,6 +10,7 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,7 @@ from railmate.inventory.net import netdev_of
 from railmate.inventory.scan import scan
 from railmate.provision.apply import apply
 from railmate.provision.plan import plan
+from railmate.provision.unfinished import Unfinished
 from railmate_api.provisioning import PfRule, PfSelector, VfProvisioning
 
 SYSFS = Path("/sys")
@@ -43,7 +45,12 @@ def provisioned(nic: str, vfs: int, mode: str, held: frozenset[str] = frozenset(
     inventory = scan()
     wanted = VfProvisioning((PfRule(PfSelector(address=nic), vfs, eswitch=mode),))
     planned = plan(inventory, {}, wanted, frozenset(), held)
-    problems = apply(planned, inventory, lambda address: nullcontext(held), SYSFS)
+    problems = [one.reason for one in planned.refusals]
+    with tempfile.TemporaryDirectory() as directory:
+        unfinished = Unfinished(Path(directory), "this boot")
+        for change in planned.changes:
+            outcome = apply(change, inventory, lambda address: nullcontext(held), SYSFS, unfinished)
+            problems += outcome.problems
     count = int((SYSFS / "bus/pci/devices" / nic / "sriov_numvfs").read_text())
     return [problems, count, told(nic)]
 
