@@ -128,7 +128,9 @@ def give_probes_time(containers: list[dict[str, Any]]) -> None:
     for container in containers:
         for name in ("startupProbe", "livenessProbe", "readinessProbe"):
             if name in container:
-                container[name] |= {"periodSeconds": 300, "timeoutSeconds": 290, "failureThreshold": 10}
+                # a kubelet that has just started waits for a random part of the period before its first probe
+                period = 300 if name == "livenessProbe" else 30
+                container[name] |= {"periodSeconds": period, "timeoutSeconds": 290, "failureThreshold": 10}
         for name in ("startupProbe", "readinessProbe"):
             if name in container:  # the last argument: for how many seconds it goes on asking
                 container[name]["exec"]["command"][-1] = "280"

@@ -47,7 +47,11 @@ def sharing(lab: Lab) -> Iterator[Lab]:
         yield lab
     finally:
         share(lab)
-        eventually(lambda: not shared_devices(lab), "nothing shared is published any more")
+        try:
+            eventually(lambda: not shared_devices(lab), "nothing shared is published any more")
+        except AssertionError as error:
+            log = lab.cluster.kubectl("-n", NAMESPACE, "logs", "-l", f"app.kubernetes.io/name={RELEASE}")
+            raise AssertionError(f"{error}\n{lab.leftovers()}\n{log}") from error
 
 
 def address(workspace: Workspace, name: str) -> str:

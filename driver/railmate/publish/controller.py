@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 #: Seconds between looks even if no event came: a watch can be lost without a word.
 _WATCH_SECONDS = 240
 #: Seconds between two looks that follow each other faster than _QUIET, doubled each time.
-_PAUSE_FIRST, _PAUSE_MAX, _QUIET = 0.1, 30.0, 10.0
+_PAUSE_FIRST, _PAUSE_MAX, _QUIET = 0.1, 10.0, 10.0
 #: Seconds after which a server that drops fields is asked whether it still does.
 _ASK_AGAIN = 300.0
 #: What is refused with this status is refused at every try.

@@ -40,6 +40,7 @@ def test_probes_get_time_and_keep_what_they_ask() -> None:
     assert started["exec"] == {"command": ["probe", "socket", "/healthz", "280"]}
     assert alive["exec"] == {"command": ["probe", "socket", "/healthz", "2"]}
     assert alive["initialDelaySeconds"] == 300
+    assert started["periodSeconds"] == ready["periodSeconds"] == 30
     assert started["timeoutSeconds"] == ready["timeoutSeconds"] == alive["timeoutSeconds"] == 290
 
 
