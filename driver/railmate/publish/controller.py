@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds between looks even if no event came: a watch can be lost without a word.
 _WATCH_SECONDS = 240
-#: Seconds between two looks that follow each other faster than _QUIET, doubled each time.
-_PAUSE_FIRST, _PAUSE_MAX, _QUIET = 0.1, 10.0, 10.0
+#: Seconds between two looks that follow each other faster than _QUIET, doubled each time; at most the second where
+#: nothing had to be put right: the driver's own writes are heard, too.
+_PAUSE_FIRST, _PAUSE_CALM, _PAUSE_MAX, _QUIET = 0.1, 1.0, 10.0, 10.0
 #: Seconds after which a server that drops fields is asked whether it still does.
 _ASK_AGAIN = 300.0
 #: What is refused with this status is refused at every try.
@@ -71,13 +72,16 @@ class SliceController:
         self._ask_again_at = 0.0
         # Slices that the server made more of than it was sent, with its answer: writing them again changes nothing.
         self._answers: dict[str, tuple[Object, Object]] = {}
+        self._written = 0  # how often something was written
 
     def run(self) -> None:
         pause = _PAUSE_FIRST
         while not self._stopping.is_set():
-            started = time.monotonic()
+            started, written, calm = time.monotonic(), self._written, False
             try:
-                self._wait_for_change(self.sync())
+                version = self.sync()
+                calm = self._written == written
+                calm &= self._wait_for_change(version)
             except ApiError as error:
                 log.warning(
                     "ResourceSlices of node %s: %s. Trying again in %.1f s.", self._node, error, pause
@@ -90,7 +94,7 @@ class SliceController:
                 pause = _PAUSE_FIRST
             else:
                 self._stopping.wait(pause * random.uniform(0.8, 1.2))
-                pause = min(pause * 2, _PAUSE_MAX)
+                pause = min(pause * 2, _PAUSE_CALM if calm else _PAUSE_MAX)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -187,6 +191,7 @@ class SliceController:
         out then, so that hardware is not published under several names. Counters are in the first slices, and while
         slices of a pool are missing none of its devices is given out."""
         by_name = {item["metadata"]["name"]: item for item in existing}
+        self._written += 1
         for name in plan.delete:
             self._kube.delete_slice(by_name[name])
         for body in desired:
@@ -263,8 +268,10 @@ class SliceController:
             losses.append(f"The API server dropped {', '.join(rest)} of this node's ResourceSlices.")
         return losses
 
-    def _wait_for_change(self, version: str) -> None:
-        """Return when somebody touched one of the slices, or after a while; the next sync looks closer."""
+    def _wait_for_change(self, version: str) -> bool:
+        """Return when somebody touched one of the slices, whether that was told, or after a while; the next sync looks
+        closer."""
         for event in self._kube.watch_slices(self._driver, self._node, version, _WATCH_SECONDS):
             if self._stopping.is_set() or event["type"] != "BOOKMARK":
-                return
+                return True
+        return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -358,6 +359,20 @@ def test_own_writes_cause_no_further_ones(api: FakeApi, running: SliceController
         api._tell("MODIFIED")
     api.wait_until(lambda: api.watches > watches)
     assert len(api.writes) == writes
+
+
+def test_slices_are_restored_at_once_also_after_a_time_of_changes(
+    api: FakeApi, running: SliceController
+) -> None:
+    """The driver hears of its own writes, too; they are no quarrel."""
+    for number in range(4, 10):
+        watches = api.watches
+        running.update(offer(number))
+        api.wait_until(lambda watches=watches: api.watches > watches)  # type: ignore[misc]
+    began = time.monotonic()
+    api.wipe()
+    api.wait_until(lambda: len(api.slices) == 2)
+    assert time.monotonic() - began < 2.0
 
 
 def test_loop_outlives_errors(api: FakeApi) -> None:
