@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import shutil
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +28,7 @@ from component.sweep_node import (
     settings_config,
     shared_config,
 )
-from component.sweep_steps import AFTER, BEFORE, Steps
+from component.sweep_steps import AFTER, BEFORE, Steps, forked
 from railmate.attach.macvlan import stable_mac
 from railmate.attach.model import MoveRequest, SubInterfaceRequest
 from railmate.attach.netdev import attach_all
@@ -282,26 +280,7 @@ class Sweep:
                 raise AssertionError(f"{when} the gate is open and the GUIDs are {self.node.guids()}")
 
     def _forked(self, work: Callable[[], Any], dies: bool = False) -> Any:
-        """Run ``work`` in a process of its own; its result. ``dies``: it must be killed."""
-        answer = self.node.root / "answer"
-        pid = os.fork()
-        if pid == 0:
-            try:
-                result = {"result": work()}
-            except BaseException:
-                result = {"error": traceback.format_exc()}
-            answer.write_text(json.dumps(result))
-            os._exit(0)
-        _, status = os.waitpid(pid, 0)
-        if dies:
-            if not os.WIFSIGNALED(status):
-                raise AssertionError(f"the process was not killed: {answer.read_text()}")
-            return None
-        outcome = json.loads(answer.read_text())
-        answer.unlink()
-        if "error" in outcome:
-            raise AssertionError(outcome["error"])
-        return outcome["result"]
+        return forked(work, self.node.root / "answer", dies)
 
 
 def difference(wanted: dict[str, Any], found: dict[str, Any]) -> str:

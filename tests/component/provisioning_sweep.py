@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import shutil
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from component.sweep_steps import AFTER, BEFORE, Steps
+from component.sweep_steps import AFTER, BEFORE, Steps, forked
 from railmate.node.provisioning import Provisioner
 from railmate.provision.unfinished import Unfinished
 from railmate.topology.analyze import analyze
@@ -123,25 +121,7 @@ class Sweep:
         self._driver()
 
     def _forked(self, work: Callable[[], Any], dies: bool = False) -> Any:
-        """Run ``work`` in a process of its own; its result. ``dies``: it must be killed."""
-        answer = self.root / "answer"
-        pid = os.fork()
-        if pid == 0:
-            try:
-                result = {"result": work()}
-            except BaseException:
-                result = {"error": traceback.format_exc()}
-            answer.write_text(json.dumps(result))
-            os._exit(0)
-        _, status = os.waitpid(pid, 0)
-        if dies:
-            if not os.WIFSIGNALED(status):
-                raise AssertionError(f"the process was not killed: {answer.read_text()}")
-            return None
-        outcome = json.loads(answer.read_text())
-        if "error" in outcome:
-            raise AssertionError(outcome["error"])
-        return outcome["result"]
+        return forked(work, self.root / "answer", dies)
 
 
 def main() -> int:

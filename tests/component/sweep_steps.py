@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import struct
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -85,3 +87,26 @@ class Steps:
         """The first thing the thread does after the change was made, whatever that is."""
         if frame.f_code.co_filename != __file__:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forked(work: Callable[[], Any], answer: Path, dies: bool = False) -> Any:
+    """Run ``work`` in a process of its own; its result, which comes by way of the file ``answer``. ``dies``: it must be
+    killed."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            result = {"result": work()}
+        except BaseException:
+            result = {"error": traceback.format_exc()}
+        answer.write_text(json.dumps(result))
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if dies:
+        if not os.WIFSIGNALED(status):
+            raise AssertionError(f"the process was not killed: {answer.read_text()}")
+        return None
+    outcome = json.loads(answer.read_text())
+    answer.unlink()
+    if "error" in outcome:
+        raise AssertionError(outcome["error"])
+    return outcome["result"]

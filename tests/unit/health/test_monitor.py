@@ -77,6 +77,17 @@ def test_dead_gpu_taints_itself_and_its_pair(tree: Tree, clock: Clock) -> None:
     assert tree.gpu in by_name(one)[tree.pair.name].message
 
 
+def settles(one: HealthMonitor, clock: Clock, wanted: dict[str, str]) -> None:
+    """All is well again: the taints stay for a while, then nothing is left of them."""
+    clock.now += 5
+    one.look()
+    assert one.taints == wanted
+    clock.now += 10
+    one.look()
+    assert one.taints == {}
+    assert {device.health for device in one.devices()} == {Health.HEALTHY}
+
+
 def test_cable_pulled_taints_all_vfs_and_the_pair_and_plugged_clears(tree: Tree, clock: Clock) -> None:
     one = monitor(tree, clock=clock)
     one.look()
@@ -88,13 +99,7 @@ def test_cable_pulled_taints_all_vfs_and_the_pair_and_plugged_clears(tree: Tree,
     assert len(wanted) >= 2
     assert one.taints == wanted
     tree.set_carrier(tree.pf, True)
-    clock.now += 5
-    one.look()
-    assert one.taints == wanted  # settling
-    clock.now += 10
-    one.look()
-    assert one.taints == {}
-    assert {device.health for device in one.devices()} == {Health.HEALTHY}
+    settles(one, clock, wanted)
 
 
 @pytest.mark.parametrize("end", ["gpu", "nic"])
@@ -118,13 +123,7 @@ def test_slow_pcie_link_taints_what_is_behind_it_and_full_speed_clears(
     assert one.taints == wanted
     assert by_name(one)[tree.pair.name].health is Health.UNHEALTHY
     tree.set_link(slow, "16.0 GT/s PCIe", "16")
-    clock.now += 5
-    one.look()
-    assert one.taints == wanted  # settling
-    clock.now += 10
-    one.look()
-    assert one.taints == {}
-    assert {device.health for device in one.devices()} == {Health.HEALTHY}
+    settles(one, clock, wanted)
 
 
 def test_unbound_vf_taints_what_has_it_and_nothing_else(tree: Tree, clock: Clock) -> None:
