@@ -8,10 +8,14 @@ each changing netlink message (sys.addaudithook; PEP 578), whichever code makes 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
+import os
 import shutil
+import signal
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +36,14 @@ from component.sweep_steps import AFTER, BEFORE, Steps, forked
 from railmate.attach.macvlan import stable_mac
 from railmate.attach.model import MoveRequest, SubInterfaceRequest
 from railmate.attach.netdev import attach_all
-from railmate.claims.records import Attachment
+from railmate.claims.records import Attachment, Entry
 from unit.claims.claims_world import VFS, claim, ref, share, uid, vfio_config
 
 SHARES, ANOTHER_GUID, PARTITION = "shares", "guid", "partition"
 _PATIENCE = 3.0  # seconds; nothing here is ever in the way for longer
+_SECONDS = 400  # for one sweep
+
+Outcome = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -165,7 +172,11 @@ class Sweep:
     def run(self) -> list[str]:
         """The names of the steps."""
         self._claim_exists()
-        steps: list[str] = self._forked(self._count)
+        steps, records = self._forked(self._count)
+        for record in records:
+            Entry.from_json(
+                record
+            )  # what its fields are is worked out once, not in each of the processes below
         self._afterwards(reconcile_first=True)
         wanted = self.node.picture()
         self._finish()
@@ -209,14 +220,16 @@ class Sweep:
         self.scenario.before(driver)
         return driver
 
-    def _count(self) -> list[str]:
+    def _count(self) -> tuple[list[str], list[Any]]:
+        """The steps, and the claim's records before and after them."""
         steps = Steps()
         self.node.bus.around = steps.unseen
         driver = self._begin()
+        records = [entry.to_json() for entry in driver.state._ledger.entries().values()]
         steps.arm()
         self.scenario.verb(driver)
         steps.counting = False
-        return steps.names
+        return steps.names, records + [entry.to_json() for entry in driver.state._ledger.entries().values()]
 
     def _dying(self, number: int, when: str) -> None:
         steps = Steps()
@@ -293,21 +306,64 @@ def difference(wanted: dict[str, Any], found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def swept(name: str, what: str, root: Path) -> Outcome:
+    """In this process, which gets namespaces of its own."""
+    enter_own_namespaces()
+    sweep = Sweep(SCENARIOS[name], what, root)
+    steps = sweep.run()
+    return {"steps": steps, "cases": sweep.cases, "failures": sweep.failures}
+
+
+def begun(name: str, what: str, root: Path) -> int:
+    """A process that sweeps and leaves its outcome beside ``root``; its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    signal.alarm(_SECONDS)
+    try:
+        root.mkdir()
+        outcome = swept(name, what, root)
+    except BaseException:
+        outcome = failed(traceback.format_exc())
+    root.with_name(f"{root.name}.json").write_text(json.dumps(outcome))
+    os._exit(0)
+
+
+def failed(why: str) -> Outcome:
+    return {"steps": [], "cases": 0, "failures": [f"the sweep itself failed: {why}"]}
+
+
 def main() -> int:
+    """Prints a line of JSON for each sweep that has ended: its number in the order of the arguments, and its outcome.
+
+    They are forked from this process: what they import is imported once.
+    """
     parser = argparse.ArgumentParser()
-    parser.add_argument("scenario", choices=SCENARIOS)
+    parser.add_argument("--at-once", type=int, default=1, help="sweeps that run side by side")
+    parser.add_argument("root", type=Path, help="an empty directory")
     parser.add_argument(
-        "what",
-        choices=("1", "2", SHARES, ANOTHER_GUID, PARTITION),
-        help="VFs of the claim; or two shares of a PF, a VF with another GUID, a VF in a partition",
+        "sweeps",
+        nargs="+",
+        metavar="SCENARIO/WHAT",
+        help="of the scenarios above / VFs of the claim: 1 or 2; or shares, guid, partition",
     )
-    parser.add_argument("root", type=Path)
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    enter_own_namespaces()
-    sweep = Sweep(SCENARIOS[options.scenario], options.what, options.root)
-    steps = sweep.run()
-    print(json.dumps({"steps": steps, "cases": sweep.cases, "failures": sweep.failures}))
+    gc.disable()  # a collection touches, and so copies, all that a fork shares
+    waiting = list(enumerate(options.sweeps))
+    running: dict[int, int] = {}
+    while waiting or running:
+        while waiting and len(running) < options.at_once:
+            number, sweep = waiting.pop(0)
+            name, _, what = sweep.partition("/")
+            running[begun(name, what, options.root / str(number))] = number
+        pid, status = os.wait()
+        number = running.pop(pid)
+        answer = options.root / f"{number}.json"
+        ended = (
+            json.loads(answer.read_text()) if answer.exists() else failed(f"it ended with status {status}")
+        )
+        print(json.dumps({"number": number, "outcome": ended}), flush=True)
     return 0
 
 

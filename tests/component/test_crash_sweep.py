@@ -5,18 +5,18 @@ What a step is nobody lists: crash_sweep finds them while the verb runs. So a ne
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from component.crash_sweep import ANOTHER_GUID, PARTITION, SCENARIOS, SHARES
+from component.crash_sweep import ANOTHER_GUID, PARTITION, SCENARIOS, SHARES, Outcome
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
 
@@ -60,45 +60,52 @@ LONG = [
 ]
 #: Steps that a verb has at least; fewer would mean that they are no longer seen.
 AT_LEAST = {"prepare": 6, "attach": 8, "release": 4, "unprepare": 5, "start": 8}
-_SECONDS = 400
-
-Outcome = dict[str, Any]
 
 
-def sweep(name: str, what: str, root: Path) -> Outcome:
-    tests = Path(__file__).resolve().parents[1]
-    path = os.pathsep.join([str(tests), *(str(tests.parent / part) for part in ("driver", "api", "hack"))])
-    done = subprocess.run(
-        [sys.executable, str(tests / "component" / "crash_sweep.py"), name, what, str(root)],
-        capture_output=True, text=True, check=False, timeout=_SECONDS, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    if done.returncode:
-        return {"steps": [], "cases": 0, "failures": [f"the sweep itself failed: {done.stderr}"]}
-    outcome: Outcome = json.loads(done.stdout)
-    return outcome
+class Sweeps:
+    """Sweeps side by side: most of their time they wait for the kernel to take a netdev out of a namespace."""
+
+    def __init__(self, cases: Sequence[tuple[str, str]], root: Path) -> None:
+        tests = Path(__file__).resolve().parents[1]
+        path = os.pathsep.join(
+            [str(tests), *(str(tests.parent / part) for part in ("driver", "api", "hack"))]
+        )
+        command = [sys.executable, tests / "component" / "crash_sweep.py", "--at-once", "6", root]
+        self._cases, self._outcomes = list(cases), dict[tuple[str, str], Outcome]()
+        self._process = subprocess.Popen(
+            [*command, *("/".join(case) for case in cases)],
+            stdout=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+
+    def outcome(self, name: str, what: str) -> Outcome:
+        assert self._process.stdout is not None
+        while (name, what) not in self._outcomes:
+            line = self._process.stdout.readline()
+            assert line, f"crash_sweep.py has ended with {self._process.wait()}"
+            found = json.loads(line)
+            self._outcomes[self._cases[found["number"]]] = found["outcome"]
+        return self._outcomes[name, what]
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], Outcome]]:
-    """All sweeps side by side: most of their time they wait for the kernel to take a netdev out of a namespace. Those
-    that CI has no time for begin when they are asked for."""
-    running: dict[tuple[str, str], Future[Outcome]] = {}
-    with ThreadPoolExecutor(6) as pool:
+    """Those that CI has no time for begin when they are asked for."""
+    started: dict[bool, Sweeps] = {False: Sweeps(CASES, tmp_path_factory.mktemp("sweep"))}
 
-        def begin(name: str, what: str) -> None:
-            running[name, what] = pool.submit(sweep, name, what, tmp_path_factory.mktemp("sweep"))
+    def outcome(name: str, what: str) -> Outcome:
+        long = (name, what) in LONG
+        if long not in started:
+            started[long] = Sweeps(LONG, tmp_path_factory.mktemp("sweep"))
+        return started[long].outcome(name, what)
 
-        def outcome(name: str, what: str) -> Outcome:
-            if (name, what) not in running:
-                for case in LONG:
-                    begin(*case)
-            return running[name, what].result()
-
-        for case in CASES:
-            begin(*case)
-        yield outcome
-        for future in running.values():
-            future.cancel()
+    yield outcome
+    for sweeps in started.values():
+        sweeps.end()
 
 
 @pytest.mark.parametrize(

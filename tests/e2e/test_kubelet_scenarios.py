@@ -256,8 +256,8 @@ def test_a_reboot(lab: Lab, workspace: Workspace) -> None:
     try:
         kill_driver(lab)
         sandbox = lab.on_node("crictl", "pods", "--namespace", workspace.namespace, "-q").split()
-        lab.on_node("crictl", "stopp", *sandbox)
-        lab.on_node("crictl", "rmp", "-f", *sandbox)
+        lab.on_node("crictl", "--timeout", "60s", "stopp", *sandbox)
+        lab.on_node("crictl", "--timeout", "60s", "rmp", "-f", *sandbox)
         edit = (
             f'sed -i \'s/"boot_id": "[^"]*"/"boot_id": "before"/\' {PLUGIN_DIR}/claims/*.json && '
             "rm /var/run/cdi/railmate.dev-*"

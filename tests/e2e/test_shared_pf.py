@@ -151,7 +151,7 @@ def test_a_share_is_back_in_a_new_sandbox_as_it_was(sharing: Lab, workspace: Wor
     uid = workspace.get("pod", "one")["metadata"]["uid"]
     was = workspace.get("pod", "one")["status"]["podIP"]
     sandbox = sharing.on_node("sh", "-c", f"crictl pods -q --label io.kubernetes.pod.uid={uid}").split()[0]
-    sharing.on_node("sh", "-c", f"crictl stopp {sandbox}")
+    sharing.on_node("sh", "-c", f"crictl --timeout 60s stopp {sandbox}")
     eventually(
         lambda: workspace.get("pod", "one")["status"].get("podIP") not in (None, was),
         "the pod has a new sandbox",
