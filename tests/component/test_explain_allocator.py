@@ -51,14 +51,18 @@ class Asked:
         return [json.loads(line) for line in self._answers.read_text().splitlines()]
 
 
-def explain(case: Case, selectors: Selectors, why: bool = True) -> NodeVerdict:
+def world_and_wish(case: Case) -> tuple[World, Wish]:
     world = World(
         slices=tuple(map(parse_slice, case["slices"])),
         classes={name: parse_class(body) for name, body in case["classes"].items()},
         claims=tuple(map(parse_claim, case["others"])),
         nodes=(parse_node(case["node"]),),
     )
-    wish = Wish("pod", tuple(map(parse_claim, case["claims"])))
+    return world, Wish("pod", tuple(map(parse_claim, case["claims"])))
+
+
+def explain(case: Case, selectors: Selectors, why: bool = True) -> NodeVerdict:
+    world, wish = world_and_wish(case)
     # the time that this process has, whatever else the machine does
     (verdict,) = judge(world, wish, 2.0, selectors, time.process_time, why).nodes
     return verdict
