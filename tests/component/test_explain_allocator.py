@@ -40,11 +40,13 @@ REAL = {"allocated": FITS, "none": NO, "error": ERROR}
 class Asked:
     """The real allocator at work on questions, beside this process."""
 
-    def __init__(self, questions: Iterable[Case], directory: Path) -> None:
+    def __init__(
+        self, questions: Iterable[Case], directory: Path, seconds: float = ALLOCATOR_SECONDS
+    ) -> None:
         self._answers, source = directory / "answers", directory / "questions"
         source.write_text("".join(json.dumps(one) + "\n" for one in questions))
         with source.open() as reader, self._answers.open("w") as writer:
-            command = [program("allocate"), "-timeout", f"{ALLOCATOR_SECONDS}s"]
+            command = [program("allocate"), "-timeout", f"{seconds}s"]
             self._process = subprocess.Popen(command, stdin=reader, stdout=writer)
 
     def answers(self) -> list[dict[str, Any]]:
