@@ -59,7 +59,8 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parser(command: str) -> argparse.ArgumentParser:
+def _parser(command: str = "") -> argparse.ArgumentParser:
+    """With the parser of the command alone, where it is one; else with all."""
     parser = argparse.ArgumentParser(
         prog="railmate", description="GPU and RDMA NIC pairs that share a PCIe switch, for Kubernetes pods."
     )
