@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import ssl
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.shell import HarnessError
 
 _REQUEST_SECONDS = 30
+
+
+class _Kept(threading.local):
+    """Connections that stay open, by server and process: a child that was forked must not use its parent's."""
+
+    def __init__(self) -> None:
+        self.connections: dict[tuple[str, int], http.client.HTTPSConnection] = {}
+
+
+_kept = _Kept()
 
 
 class ApiError(HarnessError):
@@ -24,16 +36,26 @@ class ApiError(HarnessError):
 def fetch(
     server: str, token: str, method: str, path: str, body: Any = None, content_type: str = "application/json"
 ) -> tuple[int, bytes]:
-    """One request; the status and the body as they came. Raises OSError or http.client.HTTPException."""
-    connection = _connect(server, _REQUEST_SECONDS)
-    try:
-        connection.request(
-            method, path, None if body is None else json.dumps(body), _headers(token, content_type)
-        )
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
+    """One request; the status and the body as they came. Raises OSError or http.client.HTTPException.
+
+    Over a connection that stays open: making one costs more than most requests do.
+    """
+    here = (server, os.getpid())
+    text = None if body is None else json.dumps(body)
+    while True:
+        kept = _kept.connections.pop(here, None)
+        connection = kept or _connect(server, _REQUEST_SECONDS)
+        try:
+            connection.request(method, path, text, _headers(token, content_type))
+            answer = connection.getresponse()
+            found = answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            if kept is None or not isinstance(error, ConnectionError):
+                raise
+            continue  # the server has closed it since, or is another one
+        _kept.connections[here] = connection
+        return found
 
 
 def request(

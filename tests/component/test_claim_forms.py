@@ -174,13 +174,18 @@ def name_of(case: Case, form: str) -> str:
 def written(case: Case, form: str) -> list[dict[str, Any]]:
     """What the command writes for a pod, bound to a node of its own."""
     name = name_of(case, form)
-    code, text = run("claim", *FORMS[form].flags.split(), "--for", "pod", "--name", name, "-o", "json")
-    assert code == 0
-    objects: list[dict[str, Any]] = json.loads(text)["items"]
+    objects: list[dict[str, Any]] = json.loads(_printed(name, FORMS[form].flags))["items"]
     objects[-1]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": f"n-{name}"}
     # the placeholders are for a real machine; these nodes have CPUs and memory for something else
     objects[-1]["spec"]["containers"][0]["resources"].pop("requests")
     return objects
+
+
+@cache
+def _printed(name: str, flags: str) -> str:
+    code, text = run("claim", *flags.split(), "--for", "pod", "--name", name, "-o", "json")
+    assert code == 0
+    return text
 
 
 @dataclass(frozen=True)

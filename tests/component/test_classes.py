@@ -10,7 +10,7 @@ from component.conftest import DRIVER, Cluster, request
 from railmate.publish.model import OfferedDevice, overlap
 from railmate.publish.slices import resource_slices
 from railmate_api import attributes as names
-from unit.publish.offered_machines import Case, cases
+from unit.publish.offered_machines import Case, cases, cut_up
 
 #: Class to the devices that it may give.
 CLASSES = {
@@ -26,7 +26,8 @@ CLASSES = {
     names.CLASS_NODE: lambda one: one.kind == names.KIND_NODE,
 }
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-PODS = [(case, name) for case in cases() for name in CLASSES]
+MACHINES = (*cases(), *cut_up())
+PODS = [(case, name) for case in MACHINES for name in CLASSES]
 
 
 def pod_of(case: Case, device_class: str) -> str:
@@ -41,7 +42,7 @@ def node_of(case: Case, device_class: str) -> str:
 @pytest.fixture(scope="module")
 def given(cluster: Cluster) -> Mapping[str, list[str]]:
     """Pod to the devices it got: on a node for each machine, one pod of each class after the other."""
-    for case in cases():
+    for case in MACHINES:
         for node in {node_of(case, device_class) for device_class in CLASSES}:
             cluster.node(node)
             for item in resource_slices(case.offer, DRIVER, node):
@@ -90,15 +91,15 @@ def test_class_gives_what_the_machine_has_and_nothing_else(
 
 def test_a_class_finds_hardware_wherever_there_is_some() -> None:
     """None of the above is empty for want of devices: the classes before leave enough on every machine."""
-    for case in cases():
+    for case in MACHINES:
         had = {name for name, fits in CLASSES.items() if any(fits(one) for one in case.offer.devices)}
         assert had == {name for name, wanted in expected(case).items() if wanted}, case.name
-    everywhere = {name for case in cases() for name, wanted in expected(case).items() if wanted}
-    assert everywhere == CLASSES.keys() - {names.CLASS_GPU_PARTITION}
+    everywhere = {name for case in MACHINES for name, wanted in expected(case).items() if wanted}
+    assert everywhere == CLASSES.keys()
 
 
 def test_every_pair_and_group_of_every_machine_is_right() -> None:
-    for case in cases():
+    for case in MACHINES:
         for device in case.offer.devices:
             if device.gpus and device.nics:
                 assert right_nics(case, device), f"{case.name}: {device.name}"

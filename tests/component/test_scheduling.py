@@ -16,7 +16,7 @@ from railmate.inventory.model import Inventory
 from railmate.publish.model import Offer, OfferedDevice
 from railmate.publish.shared import SharedPfs
 from railmate_api import attributes as names
-from unit.publish.offered_machines import four_nics
+from unit.publish.offered_machines import cut_up, four_nics
 from unit.publish.offers import offer_of, without_driver
 
 Offers = Callable[..., Offer]
@@ -255,6 +255,26 @@ def test_whole_node_is_not_given_while_a_part_of_it_is_taken(
     cluster.delete_pod(f"{node}-part")
     cluster.delete_claim(f"{node}-part")
     cluster.scheduled(f"{node}-whole")
+
+
+def test_parts_of_a_gpu_and_the_whole_of_it_exclude_each_other(cluster: Cluster) -> None:
+    """By units of one counter: AMD's XCPs, which are offered beside their GPU."""
+    case = next(one for one in cut_up() if one.name == "xcp")
+    offer, partition = case.offer, names.CLASS_GPU_PARTITION
+    node = cluster.node("scheduling-xcp")
+    cluster.publish(node, offer)
+    one = next(device for device in offer.devices if device.partition)
+    whole = attribute("resource.kubernetes.io/pciBusID", one.gpus[0])
+    (first,) = take(cluster, node, "first", request("part", partition))
+    assert take(cluster, node, "whole", request("gpu", GPU, expression=whole)) == []
+    others = take(cluster, node, "others", request("parts", partition, 5))
+    assert len({first, *others}) == 6, "each once"
+    assert take(cluster, node, "seventh", request("part", partition)) == []
+    for pod in ("whole", "seventh", "first", "others"):  # those that wait first
+        cluster.delete_pod(f"{node}-{pod}")
+        cluster.delete_claim(f"{node}-{pod}")
+    assert len(take(cluster, node, "again", request("gpu", GPU, expression=whole))) == 1
+    assert take(cluster, node, "none", request("part", partition)) == []
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -17,7 +17,8 @@ from railmate.errors import UsageError
 from railmate_api.attributes import DRIVER_NAME
 
 if TYPE_CHECKING:  # the classes behind them are imported only when the command runs
-    from railmate.explain.verdict import Wish, World
+    from railmate.explain.gang import Batch
+    from railmate.explain.verdict import World
     from railmate.kube.client import KubeClient
 
 _RESOURCE = "/apis/resource.k8s.io/v1"
@@ -32,9 +33,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "explain",
         help="tell why a pod or claim fits where it does, or nowhere",
         description="Tell on which node the scheduler would place a pod's or a claim's devices; or for each node which "
-        "request fails, on what, who has the devices and what would have to change. CPU and memory are not looked at.",
-        epilog="Exit codes: 0 it fits (or --cluster), 1 it does not, 2 bad input, 3 not certain: the time was over "
-        "before all nodes were looked at, and it fits on none of the others (--timeout gives more).",
+        "request fails, on what, who has the devices and what would have to change. Of a workload with several "
+        "pods also how many of them fit now, and where. CPU, memory and affinity among pods are not looked at.",
+        epilog="Exit codes: 0 it fits, all pods of a workload (or --cluster); 1 it does not, 2 bad input, 3 not "
+        "certain: the time was over before all nodes were looked at, and it fits on none of the others (--timeout "
+        "gives more), or the pods of a workload ask for different things and were not all placed.",
     )
     add = parser.add_argument
     add("object", nargs="?", help="pod/NAME, claim/NAME, or NAME of a pod or else a claim, in the cluster")
@@ -43,7 +46,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "-f",
         "--file",
         type=Path,
-        help="explain the pods, workloads (a pod of each template) and claims in FILE (YAML, JSON; -: standard input)",
+        help="explain the pods, workloads (one pod of each template, then all of them) and claims in FILE (YAML, JSON; "
+        "-: standard input)",
     )
     add("--cluster", action="store_true", help="show what is free and what is stranded on every node instead")
     add(
@@ -118,26 +122,38 @@ def _run(args: argparse.Namespace) -> int:
             )
         _write(args, cluster_json(states), lambda: cluster_text(states))
         return 0
-    wishes = list(_wishes(args, client, objects, given, world))
+    workloads = list(_workloads(args, client, objects, given, world))
     left = args.timeout - (time.monotonic() - began)
-    return _explain(args, world, wishes, max(left, args.timeout * _LEAST))
+    return _explain(args, world, workloads, max(left, args.timeout * _LEAST))
 
 
-def _explain(args: argparse.Namespace, world: World, wishes: list[Wish], seconds: float) -> int:
+def _explain(args: argparse.Namespace, world: World, workloads: list[list[Batch]], seconds: float) -> int:
     from railmate.explain.cel import Selectors
+    from railmate.explain.gang import judge_gang
     from railmate.explain.render import verdict_json, verdict_text
+    from railmate.explain.rendergang import gang_json, gang_text
     from railmate.explain.verdict import judge
 
     selectors = Selectors()
-    verdicts = [judge(world, wish, seconds / len(wishes), selectors) for wish in wishes]
-    document = [verdict_json(one) for one in verdicts]
-    _write(
-        args, document[0] if len(document) == 1 else document, lambda: "\n".join(map(verdict_text, verdicts))
-    )
-    met = [
-        True if all(claim.allocation is not None for claim in one.wish.claims) else one.fits
-        for one in verdicts
-    ]
+    each = seconds / sum(map(len, workloads))
+    documents, texts, met = [], [], []
+    for batches in workloads:
+        gang = [one for one in batches if one.wish.open_claims]
+        if sum(one.count for one in gang) < 2:
+            gang = []
+        judged = judge_gang(world, gang, each * len(gang), selectors)
+        for batch in batches:
+            whole = next((one for one in judged if one.batch is batch), None)
+            if whole is not None:
+                documents.append(gang_json(whole))
+                texts.append(gang_text(whole))
+                met.append(whole.fits)
+            else:
+                verdict = judge(world, batch.wish, each, selectors)
+                documents.append(verdict_json(verdict))
+                texts.append(verdict_text(verdict))
+                met.append(verdict.fits if batch.wish.open_claims else True)
+    _write(args, documents[0] if len(documents) == 1 else documents, lambda: "\n".join(texts))
     if all(met):
         return 0
     return 1 if False in met else _NOT_CERTAIN
@@ -186,24 +202,35 @@ def _live(client: KubeClient) -> Iterator[Object]:
 
 
 # --- what to explain
-def _wishes(
+def _workloads(
     args: argparse.Namespace,
     client: KubeClient | None,
     objects: list[Object],
     given: list[Object],
     world: World,
-) -> Iterator[Wish]:
-    from railmate.explain.wish import pods_of, wish_of_claim, wish_of_pod
+) -> Iterator[list[Batch]]:
+    """Each a pod, a claim, or the templates of a workload."""
+    from railmate.explain.gang import Batch
+    from railmate.explain.wish import wish_of_claim, wish_of_pod
+    from railmate.explain.workload import pods_of
 
     everything = [*objects, *given]
     claims = {_key(one): one for one in everything if one["kind"] == "ResourceClaim"}
     templates = {_key(one): one for one in everything if one["kind"] == "ResourceClaimTemplate"}
     if args.object:
         given = [_named(args, client, claims, everything)]
-    pods = [pod for one in given if one["kind"] not in _WORKLOADS[1:] for pod in pods_of(one)]
-    found = [wish_of_pod(title, pod, claims, templates, world.classes) for title, pod in pods]
+    workloads = [pods_of(one) for one in given if one["kind"] not in _WORKLOADS[1:]]
+    found = [
+        [
+            Batch(one.together, one.count, wish_of_pod(one.title, one.pod, claims, templates, world.classes))
+            for one in pods
+        ]
+        for pods in workloads
+        if pods
+    ]
     if not found:
-        found = [wish_of_claim(one) for one in given if one["kind"] in _WORKLOADS[1:]]
+        wishes = [wish_of_claim(one) for one in given if one["kind"] in _WORKLOADS[1:]]
+        found = [[Batch(one.title, 1, one)] for one in wishes]
     if not found:
         raise UsageError(f"{args.file}: holds no pod, no workload with a pod template and no claim.")
     yield from found

@@ -15,15 +15,15 @@ from importlib import import_module
 import railmate
 from railmate.errors import RailmateError, UsageError
 
-#: Sub-commands, each a module of this package. Only the one that is called is run, all are imported
-#: lazily in themselves: ``--help`` stays quick.
+#: Sub-commands, each a module of this package, of which only the one that is called is imported.
 _COMMANDS = ("node", "topology", "slices", "claim", "explain")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the console scripts' entry point."""
     try:
-        parsed = _parser().parse_args(arguments)
+        given = sys.argv[1:] if arguments is None else arguments
+        parsed = _parser(given[0] if given else "").parse_args(given)
         code = int(parsed.run(parsed))
         sys.stdout.flush()  # here, where it may fail with a sentence
         return code
@@ -59,13 +59,14 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str = "") -> argparse.ArgumentParser:
+    """With the parser of the command alone, where it is one; else with all."""
     parser = argparse.ArgumentParser(
         prog="railmate", description="GPU and RDMA NIC pairs that share a PCIe switch, for Kubernetes pods."
     )
     parser.add_argument("--version", action="version", version=f"railmate {railmate.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in _COMMANDS:
+    for name in (command,) if command in _COMMANDS else _COMMANDS:
         import_module(f"railmate.cli.{name}").add_parser(commands)
     return parser
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from railmate.explain.cel import Selectors
 from railmate.explain.model import (
@@ -18,7 +18,7 @@ from railmate.explain.model import (
     Toleration,
 )
 from railmate.explain.pools import Pool
-from railmate.explain.problem import AllocationError, Problem, prepare
+from railmate.explain.problem import AllocationError, Answered, Problem, prepare
 from railmate.explain.search import Deadline, Search
 from railmate_api import attributes as names
 
@@ -76,10 +76,12 @@ class Trial:
     classes: Mapping[str, DeviceClass]
     others: Sequence[Claim]
     selectors: Selectors
+    answered: Answered = field(default_factory=dict)
 
     def problem(self, claims: Sequence[Claim], others: Sequence[Claim]) -> Problem:
         """Raises what ``prepare`` raises."""
-        return prepare(claims, self.node, self.pools, self.classes, Taken.by(tuple(others)), self.selectors)
+        taken = Taken.by(tuple(others))
+        return prepare(claims, self.node, self.pools, self.classes, taken, self.selectors, self.answered)
 
     def works(self, claims: Sequence[Claim], others: Sequence[Claim], deadline: Deadline) -> bool:
         """Raises TooLargeError."""

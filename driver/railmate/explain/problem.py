@@ -29,6 +29,8 @@ from railmate.explain.quantity import Number
 
 #: A counter of the node: its pool's number and its name in the pool.
 NodeCounter = tuple[int, CounterId]
+#: What selectors have answered for the devices of one node, by a request's class and selectors.
+Answered = dict[tuple[str, tuple[str, ...]], Sequence[Answer]]
 
 
 class AllocationError(Exception):
@@ -89,14 +91,17 @@ def prepare(
     classes: Mapping[str, DeviceClass],
     taken: Taken,
     selectors: Selectors,
+    answered: Answered | None = None,
 ) -> Problem:
-    """Raises AllocationError, and UsageError for a selector that cannot be evaluated here."""
+    """``answered``: one dict for all problems of the same node, pools and classes, of which a claim has many when
+    changes are tried. Raises AllocationError, and UsageError for a selector that cannot be evaluated here."""
+    answered = {} if answered is None else answered
     usable = [(number, pool) for number, pool in enumerate(pools) if not pool.problem]
     devices = tuple(device for _, pool in usable for device in pool.devices)
     pool_of = tuple(number for number, pool in usable for _ in pool.devices)
 
     def option(claim: Claim, request: Request) -> Option:
-        return _option(claim, request, node, pools, devices, classes, selectors)
+        return _option(claim, request, node, pools, devices, classes, selectors, answered)
 
     options = tuple(_slots(claim, option) for claim in claims)
     available, overdrawn = _available(pools, taken)
@@ -126,12 +131,16 @@ def _option(
     devices: Sequence[Device],
     classes: Mapping[str, DeviceClass],
     selectors: Selectors,
+    answered: Answered,
 ) -> Option:
     where = f"claim {claim.title}, request {request.name}"
     device_class = classes.get(request.class_name)
     if device_class is None:
         raise AllocationError(f"{where}: there is no DeviceClass {request.class_name}")
-    answers = [selectable(device, device_class, request, node, selectors) for device in devices]
+    asked = (request.class_name, request.selectors)
+    if (answers := answered.get(asked)) is None:
+        answers = [selectable(device, device_class, request, node, selectors) for device in devices]
+        answered[asked] = answers
     has_errors = any(isinstance(answer, str) for answer in answers)
     tolerated = [blocking_taint(device, request) is None for device in devices]
     if request.mode != ALL:

@@ -106,15 +106,18 @@ class Reasoning:
         wanted = option.wanted if option.everything is None else max(option.wanted, 1)
         stages = []
         left = list(self.problem.devices)
+        held: set[DeviceId] = set()  # allocated, under this name or another
         for kind, condition, holds in self._conditions(option):
             kept = [device for device in left if holds(device)]
             lost = tuple(device.name for device in left if not holds(device))
             stages.append(Stage(kind, condition, len(kept), lost))
             short = len(kept) < wanted or (bool(lost) and option.everything is not None and kind in _BUSY)
+            if kind in ("allocated", "counters"):
+                held |= {device.id for device in left if not holds(device)}
             if short:
-                gone = {device.id for device in left if not holds(device)}
-                holders = tuple(self._holders(gone)) if kind in ("allocated", "counters") else ()
-                sentence = _sentence(kind, condition, wanted, len(kept), len(left), self.problem)
+                holders = tuple(self._holders(held)) if kind in ("allocated", "counters") else ()
+                before = sum(len(one.lost) for one in stages if one.kind == "allocated")
+                sentence = _sentence(kind, condition, wanted, len(kept), len(left), before, self.problem)
                 return Shortage(
                     request.name, request.class_name, wanted, kind, sentence, tuple(stages), holders
                 )
@@ -200,7 +203,9 @@ class Reasoning:
 _BUSY = frozenset({"taint", "allocated", "counters", "capacity"})
 
 
-def _sentence(kind: str, condition: str, wanted: int, kept: int, before: int, problem: Problem) -> str:
+def _sentence(
+    kind: str, condition: str, wanted: int, kept: int, before: int, allocated: int, problem: Problem
+) -> str:
     if kind in ("class", "selector"):
         return f"{kept} of {before} devices meet {condition}; {wanted} wanted"
     if kind == "node":
@@ -216,7 +221,10 @@ def _sentence(kind: str, condition: str, wanted: int, kept: int, before: int, pr
             "more is allocated than the pool's counters have, so nothing that consumes counters is given out: "
             f"{kept} of {before} left, {wanted} wanted"
         )
+    under_this = (
+        f"{allocated} of {before + allocated} devices are allocated, and of the others " if allocated else ""
+    )
     return (
-        f"{before - kept} of {before} devices have their GPU or NIC allocated under another name; {kept} left, "
-        f"{wanted} wanted"
+        f"{under_this}{before - kept} of {before} devices have their GPU or NIC allocated under another name; {kept} "
+        f"left, {wanted} wanted"
     )

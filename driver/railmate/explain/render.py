@@ -9,7 +9,16 @@ from typing import Any
 
 from railmate.explain.cluster import NodeState
 from railmate.explain.reasons import Reason, Shortage
-from railmate.explain.verdict import ERROR, EXCLUDED, FITS, NOT_LOOKED_AT, TOO_LARGE, NodeVerdict, Verdict
+from railmate.explain.verdict import (
+    ERROR,
+    EXCLUDED,
+    FITS,
+    NOT_LOOKED_AT,
+    TOO_LARGE,
+    NodeVerdict,
+    Placed,
+    Verdict,
+)
 from railmate_api import attributes as names
 
 _MOST_HOLDERS = 8
@@ -151,6 +160,7 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         "error": verdict.stopped or None,
         "nearest": _nearest(verdict),
         "nodes": [_node_json(one) for one in verdict.nodes],
+        "gang": None,  # of a workload with several pods: see rendergang
     }
 
 
@@ -164,14 +174,21 @@ def _node_json(one: NodeVerdict) -> dict[str, Any]:
         "node": one.node,
         "outcome": one.outcome,
         "detail": one.detail or None,
-        "devices": [
-            {"claim": placed.claim, "request": placed.request, "driver": placed.device.driver,
-             "pool": placed.device.pool, "device": placed.device.name}
-            for placed in one.devices
-        ],
+        "devices": [placed_json(placed) for placed in one.devices],
         "reason": None if one.reason is None else asdict(one.reason),
         "changes": [asdict(change) for change in one.changes],
-    }  # fmt: skip
+    }
+
+
+def placed_json(placed: Placed) -> dict[str, str]:
+    driver, pool, device = placed.device.id
+    return {
+        "claim": placed.claim,
+        "request": placed.request,
+        "driver": driver,
+        "pool": pool,
+        "device": device,
+    }
 
 
 # --- the cluster

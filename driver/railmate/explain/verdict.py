@@ -14,7 +14,7 @@ from railmate.explain.pools import gather_pools
 from railmate.explain.problem import AllocationError, Problem
 from railmate.explain.reads import attributes_read
 from railmate.explain.reasons import Reason, Reasoning
-from railmate.explain.search import Deadline, Search, TooLargeError
+from railmate.explain.search import Deadline, Grant, Search, TooLargeError
 from railmate.explain.sorts import Site, Sites, by_sort
 
 FITS, NO, ERROR, TOO_LARGE, EXCLUDED, NOT_LOOKED_AT = (
@@ -40,12 +40,19 @@ class World:
 class Wish:
     """A pod as far as devices and their node go. ``claims`` in the pod's order; those with an allocation are met.
 
-    ``obstacle``: why a node is out for the pod itself (its selectors, taints), "" for none.
+    ``obstacle``: why a node is out for the pod itself (its selectors, taints), "" for none. ``shared``: titles of the
+    claims that are not made for this pod, but are the same for all pods made of its template.
     """
 
     title: str
     claims: tuple[Claim, ...]
     obstacle: Callable[[Node], str] = lambda node: ""
+    shared: frozenset[str] = frozenset()
+
+    @property
+    def open_claims(self) -> tuple[Claim, ...]:
+        """Those that are not allocated yet."""
+        return tuple(claim for claim in self.claims if claim.allocation is None)
 
 
 @dataclass(frozen=True)
@@ -109,36 +116,34 @@ def judge(
     """First which nodes fit, then for the others why not, both as far as the time goes; a node that it does not
     reach says so. Without ``why`` only the first. Raises UsageError for a selector that cannot be evaluated here."""
     deadline = Deadline.after(seconds, now)
-    judging = _Judging(world, wish, selectors or Selectors())
+    judging = Judging(world, wish, selectors or Selectors())
     found = judging.outcomes(deadline.share(_FOR_OUTCOMES) if why else deadline)
-    if why:
-        found = judging.explained(found, deadline)
-    return Verdict(wish, tuple(found[node.name] for node in world.nodes))
+    return judging.verdict(judging.explained(found, deadline) if why else found)
 
 
-class _Judging:
+class Judging:
     """Nodes of one sort are judged once."""
 
     def __init__(self, world: World, wish: Wish, selectors: Selectors) -> None:
         self._world, self._wish, self._selectors = world, wish, selectors
-        self._claims = tuple(claim for claim in wish.claims if claim.allocation is None)
+        self._claims = wish.open_claims
         self._met = tuple(claim for claim in wish.claims if claim.allocation is not None)
         others = tuple(claim for claim in world.claims if claim.allocation is not None)
         self._sites = Sites(world.slices, others, _reads(self._claims, world.classes))
         self._judged: list[tuple[Site, Trial, Problem]] = []
         self._like: dict[Hashable, list[Site]] = {}
+        self.sites: list[Site] = []  # nodes that the pod itself does not exclude, as far as the time went
 
     def outcomes(self, deadline: Deadline) -> dict[str, NodeVerdict]:
         found: dict[str, NodeVerdict] = {}
-        sites = []
         for node in self._world.nodes:
             if deadline.passed():
                 found[node.name] = NodeVerdict(node.name, NOT_LOOKED_AT)
             elif why := self._obstacle(node):
                 found[node.name] = NodeVerdict(node.name, EXCLUDED, detail=why)
             else:
-                sites.append(self._sites.site(node))
-        for group in by_sort(sites):
+                self.sites.append(self._sites.site(node))
+        for group in by_sort(self.sites):
             for number, site in enumerate(group):
                 verdict = found[site.node.name] = self._node(site, deadline)
                 if verdict.outcome in (FITS, NO, TOO_LARGE) and not verdict.detail:
@@ -148,11 +153,14 @@ class _Judging:
                     break  # all of the group; what has words about a pool is found node by node
         return found
 
+    def verdict(self, found: Mapping[str, NodeVerdict]) -> Verdict:
+        return Verdict(self._wish, tuple(found[node.name] for node in self._world.nodes))
+
     def _node(self, site: Site, deadline: Deadline) -> NodeVerdict:
         node = site.node
         if deadline.passed():
             return NodeVerdict(node.name, NOT_LOOKED_AT)
-        trial = self._trial(site)
+        trial = self.trial(site)
         trouble = "; ".join(f"pool {pool.name} is {pool.problem}" for pool in trial.pools if pool.problem)
         try:
             problem = trial.problem(self._claims, site.claims)
@@ -164,10 +172,7 @@ class _Judging:
             return NodeVerdict(node.name, TOO_LARGE, detail=trouble)
         if grants is None:
             return NodeVerdict(node.name, NO, detail=trouble)
-        placed = tuple(
-            Placed(self._claims[one.claim].title, one.request, problem.devices[one.device]) for one in grants
-        )
-        return NodeVerdict(node.name, FITS, placed, detail=trouble)
+        return NodeVerdict(node.name, FITS, placed_by(problem, grants), detail=trouble)
 
     def explained(self, found: Mapping[str, NodeVerdict], deadline: Deadline) -> dict[str, NodeVerdict]:
         told = dict(found)
@@ -179,7 +184,7 @@ class _Judging:
                 by_holders.setdefault(one.holders, []).append(one)
             for first, *rest in by_holders.values():
                 if first is not site:
-                    trial = self._trial(first)
+                    trial = self.trial(first)
                     problem = trial.problem(self._claims, first.claims)
                 reasoned = self._reasoned(found[first.node.name], trial, problem, deadline)
                 told[first.node.name] = reasoned
@@ -187,7 +192,7 @@ class _Judging:
                     told[other.node.name] = _moved(reasoned, first, other)
         return told
 
-    def _trial(self, site: Site) -> Trial:
+    def trial(self, site: Site) -> Trial:
         pools = gather_pools(site.slices, site.node)
         return Trial(site.node, pools, self._world.classes, site.claims, self._selectors)
 
@@ -213,6 +218,12 @@ class _Judging:
         return self._wish.obstacle(node)
 
 
+def placed_by(problem: Problem, grants: Sequence[Grant]) -> tuple[Placed, ...]:
+    return tuple(
+        Placed(problem.claims[one.claim].title, one.request, problem.devices[one.device]) for one in grants
+    )
+
+
 def _reads(claims: Sequence[Claim], classes: Mapping[str, DeviceClass]) -> frozenset[str] | None:
     """The attributes that decide, for the claims as they are and with any change that is tried."""
     requests = [request for claim in claims for slot in claim.slots for request in slot.alternatives]
@@ -224,10 +235,15 @@ def _reads(claims: Sequence[Claim], classes: Mapping[str, DeviceClass]) -> froze
     return None if read is None else read | matched
 
 
+def placed_like(placed: tuple[Placed, ...], site: Site, other: Site) -> tuple[Placed, ...]:
+    """What is placed on a site, on another of its sort."""
+    devices = other.devices_like([one.device for one in placed], site) if placed else []
+    return tuple(replace(one, device=device) for one, device in zip(placed, devices, strict=True))
+
+
 def _moved(verdict: NodeVerdict, site: Site, other: Site) -> NodeVerdict:
     """A site's verdict for another of its sort, by that one's devices and claims."""
-    devices = other.devices_like([one.device for one in verdict.devices], site) if verdict.devices else []
-    placed = tuple(replace(one, device=device) for one, device in zip(verdict.devices, devices, strict=True))
+    placed = placed_like(verdict.devices, site, other)
     if verdict.reason is None and not verdict.changes:
         return NodeVerdict(other.node.name, verdict.outcome, placed)
     claims = other.claims_like(site)

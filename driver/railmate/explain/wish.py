@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,40 +25,6 @@ from railmate.explain.verdict import Wish
 Object = Mapping[str, Any]
 #: Every class can be named in a pod's resources by this prefix (k8s.io/api resource/v1, ResourceDeviceClassPrefix).
 _IMPLICIT = "deviceclass.resource.kubernetes.io/"
-
-
-def pods_of(item: Object) -> Iterator[tuple[str, Object]]:
-    """A title and a pod for every pod template of an object: itself if it is a pod; several of a JobSet."""
-    metadata = item.get("metadata") or {}
-    kind, name = str(item.get("kind") or "object"), str(metadata.get("name") or "?")
-    namespace = str(metadata.get("namespace") or "default")
-    if kind == "Pod":
-        yield f"pod {namespace}/{name}", item
-        return
-    templates = list(_templates(item.get("spec") or {}, ""))
-    for where, template in templates:
-        title = f"one pod of {kind} {namespace}/{name}" + (
-            f", {where}" if where and len(templates) > 1 else ""
-        )
-        yield title, {"metadata": {"name": name, "namespace": namespace}, "spec": template["spec"]}
-
-
-def _templates(body: Any, where: str) -> Iterator[tuple[str, Object]]:
-    """Whatever looks like a PodTemplateSpec, however deep: JobSet, LeaderWorkerSet and MPIJob differ in that."""
-    if isinstance(body, list):
-        for number, one in enumerate(body):
-            name = one.get("name", number) if isinstance(one, dict) else number
-            yield from _templates(one, f"{where}/{name}".strip("/"))
-    elif isinstance(body, dict):
-        spec = body.get("spec")
-        if isinstance(spec, dict) and isinstance(spec.get("containers"), list):
-            yield where, body
-            return
-        for key, one in body.items():
-            inner = (
-                where if key in ("spec", "template", "replicatedJobs", "jobTemplate") else f"{where}/{key}"
-            )
-            yield from _templates(one, inner.strip("/"))
 
 
 def wish_of_pod(
@@ -84,11 +50,14 @@ def _wish_of_pod(
     statuses = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
     generated = {one["name"]: one.get("resourceClaimName") for one in statuses}
     found = []
+    shared = set()
     for entry in spec.get("resourceClaims") or ():
         name = entry.get("resourceClaimName") or generated.get(entry["name"])
         template = entry.get("resourceClaimTemplateName")
         if name and (namespace, name) in claims:
             found.append(parse_claim(claims[namespace, name]))
+            if entry.get("resourceClaimName"):
+                shared.add(found[-1].title)
         elif template and (namespace, template) in templates:
             made = parse_claim(templates[namespace, template])
             found.append(replace(made, name=f"{metadata.get('name', 'pod')}-{entry['name']}"))
@@ -103,7 +72,7 @@ def _wish_of_pod(
         found.append(parse_claim(claims[namespace, given]))  # what the scheduler made and allocated
     elif extended is not None:
         found.append(extended)
-    return Wish(title, tuple(found), _Place(spec, names).obstacle)
+    return Wish(title, tuple(found), _Place(spec, names).obstacle, frozenset(shared))
 
 
 def wish_of_claim(item: Object) -> Wish:

@@ -194,7 +194,7 @@ class SliceController:
         self._written += 1
         for name in plan.delete:
             self._kube.delete_slice(by_name[name])
-        for body in desired:
+        for body in sorted(desired, key=lambda item: item["metadata"]["name"] == plan.last):
             name = body["metadata"]["name"]
             if name in plan.update:
                 body["metadata"]["resourceVersion"] = by_name[name]["metadata"]["resourceVersion"]

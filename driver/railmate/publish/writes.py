@@ -14,9 +14,11 @@ _NO_ANSWERS: Answers = {}
 
 
 class WritePlan:
-    """Names of slices to delete, update and create; ``generation`` is None when nothing is to be done."""
+    """Names of slices to delete, update and create, and of the one of them that must be the last, if any;
+    ``generation`` is None when nothing is to be done."""
 
     def __init__(self) -> None:
+        self.last = ""
         self.delete: set[str] = set()
         self.update: set[str] = set()
         self.create: set[str] = set()
@@ -29,7 +31,8 @@ def plan_writes(existing: list[Object], desired: list[Object], answers: Answers 
     A pool's generation tells the scheduler which slices belong together: it stays when exactly one
     slice changes in place, else it is raised and all slices are written (KEP-4381, ResourcePool). Taints
     need not change together, so slices that differ in nothing else do not count: while all slices are being
-    written, no device of the node can be allocated.
+    written, no device of the node can be allocated. Nor need one slice of devices and one of counters, as when a GPU
+    is lost or comes back, if one after the other leaves a pool that is whole at any time.
     """
     plan = WritePlan()
     wanted = {item["metadata"]["name"]: item for item in desired}
@@ -51,13 +54,38 @@ def plan_writes(existing: list[Object], desired: list[Object], answers: Answers 
             tuple(_untainted(one) for one in answers[name]) if name in answers else None,
         )
     }
-    if plan.create or plan.delete or mixed or len(together) > 1:
+    in_place = len(together) < 2 or _last(stored, wanted, together)
+    if plan.create or plan.delete or mixed or in_place is None:
         plan.generation = highest + 1
         plan.update = set(kept)
     else:
         plan.generation = highest
         plan.update = changed
+        plan.last = in_place if isinstance(in_place, str) else ""
     return plan
+
+
+def _last(
+    stored: Mapping[str, Object], wanted: Mapping[str, Object], together: Collection[str]
+) -> str | None:
+    """Of one slice of devices and one of counters that change, the one to be written after the other: no device may
+    consume a counter that is not there. None for other slices, and where counters go and others come."""
+    devices = [n for n in together if stored[n]["spec"].get("devices") and wanted[n]["spec"].get("devices")]
+    counters = [n for n in together if _counters(stored[n]) and _counters(wanted[n])]
+    if (len(devices), len(counters), len(together)) != (1, 1, 2):
+        return None
+    before, after = _counters(stored[counters[0]]), _counters(wanted[counters[0]])
+    if after <= before:
+        return counters[0]
+    return devices[0] if before <= after else None
+
+
+def _counters(item: Object) -> set[tuple[str, str, str]]:
+    return {
+        (one["name"], counter, str(body["value"]))
+        for one in item["spec"].get("sharedCounters") or ()
+        for counter, body in one["counters"].items()
+    }
 
 
 def is_kept(stored: Object, wanted: Object, answer: tuple[Object, ...] | None = None) -> bool:

@@ -310,3 +310,69 @@ def test_bad_input_is_one_line_and_code_2(
     assert (code, out) == (2, "")
     assert words in err
     assert err.count("\n") == 1
+
+
+# --- all pods of a workload
+def gang(capsys: pytest.CaptureFixture[str], path: Path, *flags: str) -> Path:
+    assert main(["claim", *flags, "--name", "gang"]) == 0
+    path.write_text(capsys.readouterr().out)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--pairs", "8", "--for", "jobset"], 0, "all 2 pods of JobSet default/gang fit, for example"),
+        (["--pairs", "8", "--for", "job", "--nodes", "3"], 1, "2 of 3 pods of Job default/gang fit:\n  dgx1, "),
+        (["--pairs", "2", "--for", "job", "--nodes", "7"], 0, "fit, for example so:\n  dgx1: 4\n  dgx2: 3"),
+        (["--pairs", "9", "--for", "job"], 1, "0 of 2 pods of Job default/gang fit\n"),
+    ],
+)  # fmt: skip
+def test_pods_of_a_workload_are_counted_and_the_code_is_about_all_of_them(
+    flags: list[str], code: int, words: str, slices: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = gang(capsys, tmp_path / "gang.yaml", *flags)
+    assert main(["explain", *PATIENT, "-f", str(path), "--slices", str(slices)]) == code
+    assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("example", ["gang-job", "gang-jobset", "gang-kueue", "gang-lws", "gang-mpijob"])
+@pytest.mark.parametrize(("taken", "code"), [([], 0), (["dgx2"], 1)])
+def test_gang_examples_need_two_whole_nodes(
+    example: str,
+    taken: list[str],
+    code: int,
+    slices: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    claims = save(tmp_path / "claims.yaml", *(held("train", node, GPU) for node in taken))
+    manifest = EXAMPLES / example / "manifest.yaml"
+    command = ["explain", *PATIENT, "-f", str(manifest), "--slices", str(slices), "--claims", str(claims)]
+    assert main([*command, "-o", "json"]) == code
+    document = json.loads(capsys.readouterr().out)
+    gangs = [one["gang"] for one in (document if isinstance(document, list) else [document]) if one["gang"]]
+    (found,) = gangs
+    assert (found["wanted"], found["placed"], found["fits"]) == (2, 2 - len(taken), not taken)
+    assert [one["node"] for one in found["pods"]] == ["dgx1", "dgx2"][: found["placed"]]
+    assert all(len(one["devices"]) == 8 for one in found["pods"])
+
+
+def test_workload_whose_pods_ask_for_different_things_may_be_uncertain(
+    slices: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [
+        {
+            "name": name,
+            "replicas": count,
+            "template": {"spec": {"template": {"spec": pod(claims)["spec"]}}},
+        }
+        for name, claims, count in (("small", "three", 3), ("large", "six", 1))
+    ]
+    body = {"kind": "JobSet", "metadata": {"name": "mixed"}, "spec": {"replicatedJobs": jobs}}
+    templates = [template(n, "gpu-rdma-pair.railmate.dev", count) for n, count in (("three", 3), ("six", 6))]
+    wanted = save(tmp_path / "mixed.yaml", *templates, body)
+    assert main(["explain", *PATIENT, "-f", str(wanted), "--slices", str(slices)]) == 3
+    out = capsys.readouterr().out
+    assert "2 of 3 pods of JobSet default/mixed, small fit for certain, another order may place more:" in out
+    assert "the 1 pod of JobSet default/mixed, large fits, for example so:" in out

@@ -14,7 +14,8 @@ from railmate.errors import UsageError
 from railmate.explain.model import DeviceClass, Node, Taint
 from railmate.explain.parse import parse_claim, parse_class, parse_node, parse_slice
 from railmate.explain.quantity import parse_quantity
-from railmate.explain.wish import pods_of, wish_of_pod
+from railmate.explain.wish import wish_of_pod
+from railmate.explain.workload import pods_of
 
 GPU = DeviceClass("gpu", extended_resource="nvidia.com/gpu", created="2026-01-01T00:00:00Z")
 
@@ -170,7 +171,7 @@ def test_pod_templates_are_found_wherever_a_workload_keeps_them() -> None:
         ("MPIJob", mpi, 2),
         ("ConfigMap", {}, 0),
     ):
-        titles = [title for title, _ in pods_of({"kind": kind, "metadata": {"name": "w"}, "spec": spec})]
+        titles = [one.title for one in pods_of({"kind": kind, "metadata": {"name": "w"}, "spec": spec})]
         assert len(set(titles)) == count, kind
 
 

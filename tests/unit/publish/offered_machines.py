@@ -10,7 +10,7 @@ from typing import Any
 from harness import known
 from harness.machines import MACHINES, Machine, load_machine, with_vfs
 from harness.synthetic import inventory_of, synthetic
-from railmate.inventory.model import Inventory
+from railmate.inventory.model import Inventory, Partition
 from railmate.publish.devices import OfferOptions, build_offer
 from railmate.publish.model import Offer
 from railmate.topology.analyze import analyze
@@ -170,6 +170,37 @@ def cases() -> tuple[Case, ...]:
         grace("gb200", "gb200", functions=2, data_direct=False),
         grace("gb300", "gb300", functions=1, data_direct=True),
     )
+
+
+def cut(inventory: Inventory, address: str, mode: str, *parts: Partition) -> Inventory:
+    """One of its GPUs in parts."""
+    gpus = (
+        replace(g, partition_mode=mode, partitions=parts) if g.address == address else g
+        for g in inventory.gpus
+    )
+    return replace(inventory, gpus=tuple(gpus))
+
+
+MIG = (
+    Partition("gi7ci0", "1g.5gb", "MIG-0", 5 << 30, ("nvidia-caps/nvidia-cap66", "nvidia-caps/nvidia-cap67")),
+    Partition(
+        "gi3ci0", "3g.20gb", "MIG-1", 20 << 30, ("nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-cap31")
+    ),
+)
+XCP = tuple(Partition(f"xcp{n}", "CPX", f"uuid-{n}", 16 << 30, (f"dri/renderD{n}",)) for n in range(6))
+
+
+@cache
+def cut_up() -> tuple[Case, ...]:
+    """Machines of which a GPU is in parts: MIG instances in its place, XCPs beside the whole."""
+    found = []
+    for name, case, mode, parts in (
+        ("mig", recorded("dgx-a100", 4), "MIG", MIG),
+        ("xcp", recorded("tuolumne-mi300a", 0), "CPX", XCP),
+    ):
+        gpu = case.inventory.gpus[-1].address
+        found.append(replace(case, name=name, inventory=cut(case.inventory, gpu, mode, *parts)))
+    return tuple(found)
 
 
 def largest_inventory() -> Inventory:

@@ -6,11 +6,15 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from test_controller import PATIENCE, FakeApi, api, consistent, controller, offer, running
+from test_controller import NODE, PATIENCE, FakeApi, api, consistent, controller, offer, running
 
 import railmate.publish.controller as module
+from railmate.explain.model import Node
+from railmate.explain.parse import parse_slice
+from railmate.explain.pools import gather_pools
 from railmate.kube.errors import ApiError
 from railmate.publish.controller import SliceController
+from railmate.publish.model import Offer, OfferedDevice
 
 __all__ = ["api", "running"]  # fixtures
 
@@ -84,3 +88,32 @@ def test_wiped_after_an_update_the_new_offer_comes_back(api: FakeApi, running: S
     wanted = {device.name for device in offer(5).devices}
     api.wait_until(lambda: names(api) == wanted)
     consistent(api)
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "back"])
+def test_gpu_that_is_lost_or_back_leaves_a_whole_pool_after_each_write(api: FakeApi, lost: bool) -> None:
+    """No device consumes a counter that is not there, and nothing takes a new generation."""
+    offers = [offer_of_gpus(3), offer_of_gpus(2)]
+    first, then = offers if lost else offers[::-1]
+    one, problems = controller(api, first), list[str]()
+    one.sync()
+    api.writes.clear()
+
+    def look() -> None:
+        consistent(api)
+        (pool,) = gather_pools(list(map(parse_slice, api.slices.values())), Node(NODE))
+        problems.append(pool.problem)
+
+    api.after_write = look
+    one.update(then)
+    assert ([verb for verb, _ in api.writes], problems) == (["update", "update"], ["", ""])
+
+
+def offer_of_gpus(count: int) -> Offer:
+    counted = [(f"gpu-{number}", (("node", f"gpu-{number}", 1),)) for number in range(count)]
+    devices = (
+        OfferedDevice(f"{kind}-{name}", kind, {}, consumes=consumes)
+        for kind in ("pair", "gpu")
+        for name, consumes in counted
+    )
+    return Offer(tuple(devices), {"node": {name: 1 for name, _ in counted}})

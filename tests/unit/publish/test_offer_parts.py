@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
-from railmate.inventory.model import GpuVendor, Inventory, Partition
+from railmate.inventory.model import GpuVendor, Partition
 from railmate.topology.analyze import analyze
 from railmate_api import attributes as names
+from unit.publish.offered_machines import MIG, cut
 from unit.publish.offers import (
     Scanned,
     check_invariants,
@@ -21,22 +21,6 @@ from unit.publish.offers import (
 
 
 # --- GPUs that are cut up
-def cut(inventory: Inventory, address: str, mode: str, *parts: Partition) -> Inventory:
-    gpus = (
-        replace(g, partition_mode=mode, partitions=parts) if g.address == address else g
-        for g in inventory.gpus
-    )
-    return replace(inventory, gpus=tuple(gpus))
-
-
-MIG = (
-    Partition("gi7ci0", "1g.5gb", "MIG-0", 5 << 30, ("nvidia-caps/nvidia-cap66", "nvidia-caps/nvidia-cap67")),
-    Partition(
-        "gi3ci0", "3g.20gb", "MIG-1", 20 << 30, ("nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-cap31")
-    ),
-)
-
-
 def test_mig_instances_are_offered_in_place_of_their_gpu(scanned: Scanned) -> None:
     offer = offer_of(cut(scanned("dgx-a100", 4), "0000:07:00.0", "MIG", *MIG))
     assert Counter(d.kind for d in offer.devices) == {"pair": 7, "gpu": 7, "gpu-partition": 2, "rdma-vf": 25}

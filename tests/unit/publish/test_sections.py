@@ -11,6 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from railmate.explain.model import Node
+from railmate.explain.parse import parse_slice
+from railmate.explain.pools import gather_pools
 from railmate.inventory.model import Inventory
 from railmate.publish.devices import build_offer
 from railmate.publish.model import Offer, OfferedDevice
@@ -61,6 +64,46 @@ def test_a_vf_that_comes_back_rewrites_one_slice(largest: Inventory) -> None:
 def test_what_is_new_about_all_gpus_rewrites_one_slice(largest: Inventory) -> None:
     other = replace(largest, gpus=tuple(replace(gpu, product="NVIDIA H200") for gpu in largest.gpus))
     assert rewritten(slices(largest), slices(other)) == (1, False)
+
+
+def without_gpu(inventory: Inventory, address: str) -> Inventory:
+    return replace(
+        inventory,
+        gpus=tuple(gpu for gpu in inventory.gpus if gpu.address != address),
+        functions={key: one for key, one in inventory.functions.items() if key != address},
+    )
+
+
+def of_machine(name: str, scanned: Scanned) -> Inventory:
+    return largest_inventory() if name == "largest" else scanned("dgx-a100", 4)
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "back"])
+@pytest.mark.parametrize("machine", ["dgx", "largest"])
+def test_a_gpu_that_is_lost_or_comes_back_rewrites_two_slices_and_no_device_is_ever_out_of_reach(
+    machine: str, lost: bool, scanned: Scanned
+) -> None:
+    """Its counter and its devices, one after the other: what a scheduler sees in between is a pool that it can use."""
+    whole = of_machine(machine, scanned)
+    less = without_gpu(whole, whole.gpus[2].address)
+    before, after = (slices(one) for one in ((whole, less) if lost else (less, whole)))
+    plan = plan_writes(before, after)
+    assert (len(plan.update), plan.create, plan.delete, plan.generation) == (2, set(), set(), 1)
+    now = {item["metadata"]["name"]: item for item in before}
+    wanted = {item["metadata"]["name"]: item for item in after}
+    problems = []
+    for name in sorted(plan.update, key=lambda one: one == plan.last):
+        now[name] = wanted[name]
+        (pool,) = gather_pools([parse_slice(one) for one in now.values()], Node("node1"))
+        problems.append(pool.problem)
+    assert problems == ["", ""]
+    assert list(now.values()) == after
+
+
+def test_counters_that_go_while_others_come_take_a_new_generation(scanned: Scanned) -> None:
+    whole = scanned("dgx-a100", 4)
+    one, other = (slices(without_gpu(whole, whole.gpus[place].address)) for place in (2, 5))
+    assert rewritten(one, other) == (2, True)
 
 
 def test_any_change_of_a_usual_node_rewrites_its_one_slice_of_devices(scanned: Scanned) -> None:

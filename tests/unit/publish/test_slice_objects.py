@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -154,6 +157,32 @@ def test_same_offer_same_bytes(scanned: Callable[[str, int], Inventory]) -> None
         for _ in range(2)
     }
     assert len(texts) == 1
+
+
+#: Prints a digest of the slices of every machine.
+DIGEST = """
+import hashlib, json
+from railmate.publish.slices import resource_slices
+from unit.publish.offered_machines import cases, cut_up
+offers = [case.offer for case in (*cases(), *cut_up())]
+text = json.dumps([resource_slices(offer, "railmate.dev", "node1") for offer in offers])
+print(hashlib.sha256(text.encode()).hexdigest())
+"""
+
+
+def test_every_process_makes_the_same_bytes_of_every_machine() -> None:
+    """Sets have another order in each: none of it may show."""
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", DIGEST],
+            env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in (1, 2)
+    }
+    assert len(digests) == 1
 
 
 def test_every_counter_is_one_piece_of_hardware() -> None:
