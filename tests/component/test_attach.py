@@ -49,7 +49,7 @@ def test_a_snapshot_says_what_the_host_sees(make_vf: MakeVf) -> None:
     run("ip", "address", "add", "10.9.8.7/24", "dev", name)
     run("ip", "address", "add", "2001:db8::7/64", "dev", name)
     seen = snapshot(name, address(1))
-    assert replace(seen, ethtool=NO_ETHTOOL, link=None, sysctls={}) == NetdevSnapshot(
+    assert replace(seen, ethtool=NO_ETHTOOL, link=None, sysctls={}, steering=None) == NetdevSnapshot(
         pci_address=address(1), name=name, mac=mac, mtu=4000, up=False, parent=None,
         addresses=("10.9.8.7/24", "2001:db8::7/64"), programs=(), queues={},
     )  # fmt: skip
