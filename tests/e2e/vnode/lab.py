@@ -176,7 +176,7 @@ def paragraphs(text: str) -> dict[str, list[str]]:
     for line in text.splitlines():
         if first := re.fullmatch(r"\S.* (\S+):", line):
             lines = found.setdefault(line, []) if first[1].startswith("rail") else []
-        else:
+        elif line:  # after the last netdev there is one more that is empty, whichever that is
             lines.append(line)
     return found
 

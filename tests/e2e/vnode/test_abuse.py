@@ -88,7 +88,8 @@ def test_a_nic_whose_driver_is_loaded_anew_is_back_and_no_container_starts_befor
     in_sysfs = f"echo {function} > /sys/bus/pci/drivers/igbvf"
     vlab.guest.run("sh", "-c", f"{in_sysfs}/unbind")
     four.workspace.in_pod("four", "kill 1")
-    eventually(lambda: waits(four) == "CreateContainerError", "no container is made", PATIENCE)
+    refused = "--for=jsonpath={.status.containerStatuses[0].state.waiting.reason}=CreateContainerError"
+    four.workspace.kubectl("wait", "pod/four", refused, f"--timeout={PATIENCE}s", timeout=PATIENCE + 30)
     vlab.guest.run("sh", "-c", f"{in_sysfs}/bind")
     eventually(lambda: told(four, "NicAttachedAgain", function), "an Event of the claim", PATIENCE)
     four.workspace.await_ready("four")
@@ -131,12 +132,6 @@ def netdevs(four: OnePod) -> dict[str, tuple[str, str]]:
     )
     lines = [line.split() for line in four.workspace.in_pod("four", look).splitlines()]
     return {name: (path.rpartition("/")[2], index) for name, path, index in lines}
-
-
-def waits(four: OnePod) -> str:
-    """For what the pod's container waits."""
-    (status,) = four.workspace.get("pod", "four")["status"]["containerStatuses"]
-    return str(status["state"].get("waiting", {}).get("reason", ""))
 
 
 def told(four: OnePod, reason: str, function: str) -> list[str]:
