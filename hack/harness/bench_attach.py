@@ -185,6 +185,9 @@ class _Timed:
         self._state.attach(sandbox)
         self._times.attach.append(_since(began))
 
+    async def must_end(self, pod: PodSandbox) -> bool:
+        return False  # the bench's NICs have no RDMA devices
+
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
         await asyncio.to_thread(self._state.detach, pod.id)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from component.netdev_lab import MakeVf, Pod, host_links, run
-from railmate.attach import links
+from railmate.attach import links, namespaces
 from railmate.attach.errors import AttachError, NamespaceGoneError
 from railmate.attach.netdev import (
     AttachedNetdev,
@@ -28,7 +28,7 @@ from railmate.attach.netdev import (
     return_all,
     snapshot,
 )
-from railmate.attach.settings import NO_ETHTOOL
+from railmate.attach.settings import NO_ETHTOOL, NetdevSettings
 from railmate.netlink import Netlink
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
@@ -49,7 +49,7 @@ def test_a_snapshot_says_what_the_host_sees(make_vf: MakeVf) -> None:
     run("ip", "address", "add", "10.9.8.7/24", "dev", name)
     run("ip", "address", "add", "2001:db8::7/64", "dev", name)
     seen = snapshot(name, address(1))
-    assert replace(seen, ethtool=NO_ETHTOOL, link=None, sysctls={}) == NetdevSnapshot(
+    assert replace(seen, ethtool=NO_ETHTOOL, link=None, sysctls={}, steering=None) == NetdevSnapshot(
         pci_address=address(1), name=name, mac=mac, mtu=4000, up=False, parent=None,
         addresses=("10.9.8.7/24", "2001:db8::7/64"), programs=(), queues={},
     )  # fmt: skip
@@ -159,6 +159,23 @@ def test_several_netdevs_are_attached_in_order(pod: Pod, make_vf: MakeVf) -> Non
     assert {result.state for result in results} == {ReturnState.RETURNED}
     for vf in vfs:
         assert_home(vf)
+
+
+def test_the_pods_namespace_is_entered_once_whatever_the_number_of_netdevs(
+    pod: Pod, make_vf: MakeVf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[int] = []
+    real = namespaces.enter
+
+    def enter(fd: int) -> None:
+        entered.append(fd)
+        real(fd)
+
+    vfs = [snapshot(make_vf(n), address(n)) for n in (1, 2, 3, 4)]
+    monkeypatch.setattr(namespaces, "enter", enter)
+    settings = NetdevSettings(mtu=1400, addresses=("10.1.0.1/24",))
+    attach_all([MoveRequest(vf, f"net{i}", settings) for i, vf in enumerate(vfs, 1)], pod.path)
+    assert len(entered) == 1
 
 
 def test_when_one_cannot_be_attached_none_is(pod: Pod, make_vf: MakeVf) -> None:

@@ -266,6 +266,17 @@ def test_an_interface_that_the_pod_made_over_it_ends(vf: NetdevSnapshot, pod: Po
     assert set(pod.links()) == {"lo"}
 
 
+def test_a_bridge_and_a_tunnel_of_the_pod_lose_it(vf: NetdevSnapshot, pod: Pod) -> None:
+    """By the kernel; the driver does nothing for it. Bonds and the like: test_whole_port."""
+    with given(vf, pod):
+        pod.ip("link", "add", "mine0", "type", "bridge")
+        pod.ip("link", "set", "net1", "master", "mine0", "up")
+        pod.ip("link", "set", "mine0", "up")
+        assert pod.links()["net1"]["master"] == "mine0"
+        pod.ip("link", "add", "mine1", "type", "vxlan", "id", "5", "dev", "net1", "dstport", "4789")
+    assert set(pod.links()) == {"lo", "mine0"}
+
+
 def test_interfaces_of_the_pod_that_are_not_over_it_stay(vf: NetdevSnapshot, pod: Pod) -> None:
     """Also one over an interface of another namespace that has there the number that the netdev has here."""
     with given(vf, pod) as attached, pods("o") as (other,):

@@ -53,6 +53,9 @@ class Mover:
         assert pod.netns_path is not None
         self.attached = await asyncio.to_thread(move_in, self.vf, pod.netns_path, name="net1")
 
+    async def must_end(self, pod: PodSandbox) -> bool:
+        return False
+
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
         await asyncio.to_thread(move_back, self.vf, pod.netns_path, attached=self.attached)
 

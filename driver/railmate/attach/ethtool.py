@@ -42,7 +42,14 @@ _COALESCING = (19, 20, {
     "tx-aggr-time-usecs": (28, 4),
 })  # fmt: skip
 _PAUSE = (21, 22, {"autoneg": (2, 1), "rx": (3, 1), "tx": (4, 1)})
-_PRIVATE_GET, _PRIVATE_SET, _PRIVATE = 13, 14, 2
+_PRIVATE = (13, 14, 2)
+_WAKE_ON = (9, 10, 2)
+_LINK = (4, 5, {"autoneg": (2, 1), "speed": (5, 4), "duplex": (6, 1)})
+_ADVERTISED = 3
+_UNKNOWN = {
+    "speed": 0xFFFFFFFF,
+    "duplex": 0xFF,
+}  # SPEED_UNKNOWN, DUPLEX_UNKNOWN of include/uapi/linux/ethtool.h
 _ADAPTIVE = ("adaptive-rx", "adaptive-tx")
 _Numbers = tuple[int, int, Mapping[str, tuple[int, int]]]
 _NOT_THERE = {errno.EOPNOTSUPP, errno.ENODEV}
@@ -70,6 +77,7 @@ class Ethtool:
         """What the driver cannot tell is left out. Raises OSError."""
         rings, most_rings = self._numbers(_RINGS, index)
         channels, most_channels = self._numbers(_CHANNELS, index)
+        link, advertises = self._link(index)
         return EthtoolState(
             EthtoolSettings(
                 self._features(index),
@@ -77,7 +85,10 @@ class Ethtool:
                 channels,
                 self._plain(_COALESCING, index),
                 self._plain(_PAUSE, index),
-                _values(self._ask(_PRIVATE_GET, index).get(_PRIVATE, b"")),
+                self._switches(_PRIVATE, index),
+                link,
+                advertises,
+                self._switches(_WAKE_ON, index),
             ),
             EthtoolSettings({}, most_rings, most_channels),
         )
@@ -104,9 +115,34 @@ class Ethtool:
             self._set_plain(
                 _PAUSE, index, wanted.pause, f"{what} does not take the pause {_listed(wanted.pause)}"
             )
-        if wanted.private_flags:
-            with attempt(f"{what} does not take the private flags {_listed(wanted.private_flags)}"):
-                self._send(_PRIVATE_SET, index, nested(_PRIVATE, _bit_list(wanted.private_flags)))
+        for switches, (_, command, kind), name in (
+            (wanted.private_flags, _PRIVATE, "private flags"),
+            (wanted.wake_on, _WAKE_ON, "wake-up signals"),
+        ):
+            if switches:
+                with attempt(f"{what} does not take the {name} {_listed(switches)}"):
+                    self._send(command, index, nested(kind, _bit_list(switches)))
+        if wanted.link:
+            self._set_plain(
+                _LINK, index, wanted.link, f"{what} does not take the link settings {_listed(wanted.link)}"
+            )
+        if wanted.advertises:
+            with attempt(f"{what} does not advertise {_listed(wanted.advertises)}"):
+                self._send(_LINK[1], index, nested(_ADVERTISED, _bit_list(wanted.advertises)))
+
+    def _link(self, index: int) -> tuple[dict[str, int], dict[str, bool]]:
+        """How it comes to its speed, and what it advertises; of a speed that is negotiated or not known nothing."""
+        command, _, places = _LINK
+        answer = self._ask(command, index)
+        link = {name: number(answer[at]) for name, (at, _) in places.items() if at in answer}
+        link = {name: value for name, value in link.items() if _UNKNOWN.get(name) != value}
+        if link.get("autoneg"):
+            link = {"autoneg": link["autoneg"]}
+        return link, _values(answer.get(_ADVERTISED, b""))
+
+    def _switches(self, bits: tuple[int, int, int], index: int) -> dict[str, bool]:
+        command, _, kind = bits
+        return _values(self._ask(command, index).get(kind, b""))
 
     def _plain(self, numbers: _Numbers, index: int) -> dict[str, int]:
         command, _, places = numbers
@@ -159,6 +195,7 @@ def difference(wanted: EthtoolSettings, now: EthtoolSettings) -> EthtoolSettings
     def differing(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
         return {name: value for name, value in one.items() if name in other and other[name] != value}
 
+    advertises = wanted.advertises if wanted.link.get("autoneg") else {}
     return EthtoolSettings(
         {name: bool(on) for name, on in differing(wanted.features, now.features).items()},
         differing(wanted.rings, now.rings),
@@ -166,6 +203,9 @@ def difference(wanted: EthtoolSettings, now: EthtoolSettings) -> EthtoolSettings
         differing(wanted.coalescing, now.coalescing),
         differing(wanted.pause, now.pause),
         {name: bool(on) for name, on in differing(wanted.private_flags, now.private_flags).items()},
+        wanted.link if differing(wanted.link, now.link) else {},
+        {name: bool(on) for name, on in differing(advertises, now.advertises).items()},
+        {name: bool(on) for name, on in differing(wanted.wake_on, now.wake_on).items()},
     )
 
 

@@ -16,6 +16,7 @@ from railmate.attach import (
     programs,
     queues,
     rdmasoft,
+    steering,
     sysctl,
     vf,
 )
@@ -164,6 +165,7 @@ def restore(
     if not problems:
         problems += _still_wrong(snapshot, link)
     problems += _queues_right(snapshot, link, sides)
+    problems += _steering_right(snapshot, link, sides)  # its table names queues that must be there
     problems += rdmasoft.restore(snapshot.soft_rdma, link.name, sides)
     return NetdevReturn(snapshot.pci_address, state, link.name, tuple(problems))
 
@@ -293,6 +295,16 @@ def _queues_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[st
             return queues.restore(link.name, snapshot.queues)
     except OSError as error:
         return [f"its queues cannot be read: {error_of(error)[1]}"]
+
+
+def _steering_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
+    if snapshot.steering is None:
+        return []
+    try:
+        with sides.on_host():
+            return steering.restore(link.name, snapshot.steering)
+    except OSError as error:
+        return [f"how it steers packets cannot be read: {error_of(error)[1]}"]
 
 
 def _sysctls_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:

@@ -94,7 +94,9 @@ def _properties(names: Iterable[str]) -> bytes:
 
 def end_uppers(netlink: Netlink, lower: int) -> None:
     """End the interfaces over one that is about to leave (VLAN, macvlan, a further partition's), whoever has made them.
-    The kernel leaves most of them where they are, and they would reach through it from there. Raises OSError."""
+    The kernel leaves most of them where they are, and they would reach through it from there. One that the pod has
+    moved into a namespace of its own is not seen here: it ends with that namespace, with the pod's last process there.
+    Raises OSError."""
     for message in netlink.dump(GETLINK, linkmessages.question()):
         index, _, found = linkmessages.answer(message)
         kind = words(attributes(found.get(LINKINFO, b"")).get(INFO_KIND, b""))

@@ -17,6 +17,7 @@ from railmate.attach.settings import (
     NetdevSettings,
     VfSettings,
 )
+from railmate.attach.steering import Steering
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,9 @@ class NetdevSnapshot:
     kernel makes itself. ``vf`` is what the physical function kept of it, None where there is none to ask.
     ``soft_rdma`` are RDMA devices that software makes over it: they end when it moves, and are made anew.
     ``ipoib`` is its kind, where it is an IPoIB interface. ``link`` is what rtnetlink keeps of it besides, ``programs``
-    are the ids of BPF programs on it, ``queues`` what only sysfs keeps; None: an earlier railmate did not look, or
-    sysfs cannot be seen. ``sysctls`` are what it has of its own below /proc/sys/net, by the names of
-    `railmate.attach.sysctl`.
+    are the ids of BPF programs on it, ``queues`` what only sysfs keeps, ``steering`` which queue a packet goes to;
+    None: an earlier railmate did not look, or sysfs cannot be seen. ``sysctls`` are what it has of its own below
+    /proc/sys/net, by the names of `railmate.attach.sysctl`.
     """
 
     pci_address: str
@@ -59,6 +60,7 @@ class NetdevSnapshot:
     link: LinkState | None = None
     programs: tuple[int, ...] | None = None
     queues: Mapping[str, str] | None = None
+    steering: Steering | None = None
     sysctls: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from railmate.attach import (
     macvlan,
     programs,
     queues,
+    steering,
     sysctl,
     vf,
 )
@@ -114,6 +115,7 @@ def _snapshot(
             link=linkstate.read(sides.host, link.index),
             programs=programs.attached(sides.host, link.index),
             queues=queues.read(link.name),
+            steering=steering.read(link.name),
             sysctls=sysctl.read(link.name),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,9 @@ class IpoibSettings:
 class EthtoolSettings:
     """Offloads by the kernel's name, ring sizes (``rx``, ``tx``) and queues (``rx``, ``tx``, ``combined``).
 
-    Only of what is to be restored: interrupt ``coalescing`` and flow control (``pause``) by the words of ethtool(8),
-    and the driver's ``private_flags``.
+    Only of what is to be restored, by the words of ethtool(8): interrupt ``coalescing``, flow control (``pause``), the
+    driver's ``private_flags``, the port's speed (``link``: it is negotiated or fixed, then with ``speed`` in Mbit/s and
+    ``duplex``) and what it ``advertises`` where that is negotiated, and what wakes the machine (``wake_on``).
     """
 
     features: Mapping[str, bool] = field(default_factory=dict)
@@ -75,11 +76,12 @@ class EthtoolSettings:
     coalescing: Mapping[str, int] = field(default_factory=dict)
     pause: Mapping[str, int] = field(default_factory=dict)
     private_flags: Mapping[str, bool] = field(default_factory=dict)
+    link: Mapping[str, int] = field(default_factory=dict)
+    advertises: Mapping[str, bool] = field(default_factory=dict)
+    wake_on: Mapping[str, bool] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return any(
-            (self.features, self.rings, self.channels, self.coalescing, self.pause, self.private_flags)
-        )
+        return any(getattr(self, one.name) for one in fields(self))
 
 
 NO_ETHTOOL = EthtoolSettings()

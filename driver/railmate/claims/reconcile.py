@@ -39,16 +39,17 @@ class Reconciler:
         repaired: Repaired,
         sandboxes: Callable[[], Mapping[str, Sandbox] | None] = dict,
         answered: Callable[[], Set[str]] = frozenset,
+        on_node: Callable[[str], bool] = lambda address: False,
     ) -> None:
         """``release`` is unprepare: it gives everything of a claim back. ``sandboxes`` gives the live sandboxes by pod
         UID, None while the runtime cannot be asked. ``answered`` gives the claims, by UID, that this process has
-        prepared: the others are inherited."""
+        prepared: the others are inherited. ``on_node``: whether a NIC's netdev is in the node's own namespace."""
         self._api, self._ledger, self._files, self._moves = api, ledger, runtime_files, moves
         self._driver = moves.driver
         self._release, self._repaired = release, repaired
         moves.repaired = repaired
         self._sandboxes = sandboxes
-        self._answered = answered
+        self._answered, self._on_node = answered, on_node
         # of the inherited ones: what is gone from the API while its pod still runs, and what was there
         self._gone: set[str] = set()
         self._there: set[str] = set()
@@ -59,9 +60,10 @@ class Reconciler:
         attempt(self._inherited_claims)
 
     def await_ends(self) -> bool:
-        """Between the rounds: put right what has come home, release what has ended. Whether more is awaited."""
+        """Between the rounds: put right what has come home, attach again what has left its pod, release what has
+        ended. Whether more is awaited."""
         awaited = False
-        for look in (self.fetch_strays, self.release_ended):
+        for look in (self.fetch_strays, self.bring_back, self.release_ended):
             try:
                 awaited |= look()
             except RailmateError as error:
@@ -95,6 +97,23 @@ class Reconciler:
             for _ in range(self._moves.fetch_strays()):
                 self._repaired("stray netdev")
             return any(self._moves.on_bus(stray.pci_address) for stray in self._ledger.strays())
+
+    def bring_back(self) -> bool:
+        """What a pod has and is on the node all the same: its driver was bound anew, as a rule, or its namespace has
+        ended. Costs a look into sysfs for each NIC of a pod; nothing is awaited, the kernel tells of the next one."""
+        for uid, entry in self._ledger.entries().items():
+            if self._has_left(entry):
+                with self._ledger.locked():
+                    now = self._ledger.get(uid)
+                    if now is not None and self._has_left(now):
+                        attempt(partial(self._moves.bring_in_line, now, self._sandboxes() or {}))
+        return False
+
+    def _has_left(self, entry: Entry) -> bool:
+        at = entry.attachment
+        if at is None or not at.complete or at.netns is None or entry.boot_id != self._moves.boot_id:
+            return False
+        return any(nic.snapshot is not None and self._on_node(nic.address) for nic in entry.nics)
 
     def _entry(self, entry: Entry) -> None:
         at = entry.attachment

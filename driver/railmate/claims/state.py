@@ -25,9 +25,10 @@ from railmate.claims.ledger import Ledger
 from railmate.claims.nodeview import NodeView
 from railmate.claims.preparation import HeldError, Preparation
 from railmate.claims.rebinding import Rebinding, partition_missing
-from railmate.claims.records import ClaimRef, Entry, PreparedDevice
+from railmate.claims.records import ClaimRef, Entry, PreparedDevice, PreparedNic
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.errors import RailmateError
+from railmate.inventory.rdmanetlink import NetnsMode
 
 log = logging.getLogger(__name__)
 
@@ -205,6 +206,19 @@ class ClaimState:
             found = self._ledger.entries(mentioning=sandbox.pod_uid).values()
             mine = [entry for entry in found if sandbox.pod_uid in entry.pods and entry.nics]
             self.moves.attach(mine, sandbox)
+
+    def renews_nodes(self, sandbox: Sandbox) -> bool:
+        """Whether the attach gives RDMA devices of the pod's claims other device nodes: soft devices are made anew, and
+        in exclusive mode a move does it (see `Observations.refreshed`). Without the lock, as it is now."""
+        exclusive = self._node.inventory.rdma_netns_mode == NetnsMode.EXCLUSIVE
+
+        def renews(nic: PreparedNic) -> bool:
+            return not nic.sub and any(exclusive or device.soft is not None for device in nic.rdma)
+
+        return sandbox.netns is not None and self._concerns(
+            sandbox.pod_uid,
+            lambda entry: sandbox.pod_uid in entry.pods and any(renews(nic) for nic in entry.nics),
+        )
 
     def detach(self, sandbox_id: str) -> None:
         """The sandbox ends: bring home what it holds. One failure does not stop the rest; the first is raised."""

@@ -119,6 +119,7 @@ class Agent:
             self._count_repair,
             self._live_sandboxes,
             self._state.answered,
+            lambda address: netdev_of(settings.sysfs_root, address) is not None,
         )
         self._devices = DeviceWatch(
             settings,
@@ -148,7 +149,7 @@ class Agent:
             self._on_changed,
             self._on_gone,
             provisioner,
-            self._monitor.recheck,
+            self._on_device_event,
         )
         self._paths = sockets(settings.kubelet_dir, settings.driver_name, settings.pod_uid)
         self._kubelet = KubeletServer(
@@ -308,6 +309,10 @@ class Agent:
             self._offers.put(view.offer)
         # of what claims hold alone the watch tells by itself
         self._on_gone(self._state.holdings.sharers().keys() - view.inventory.functions.keys())
+
+    def _on_device_event(self) -> None:
+        self._monitor.recheck()
+        self._look_soon.set()  # a driver that was bound anew has taken its NIC from a pod
 
     def _on_gone(self, addresses: Set[str]) -> None:
         holdings = self._state.holdings

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from railmate.cdi.spec import claim_uid_of, nodes_words_of
@@ -42,6 +43,8 @@ class RuntimeEvents:
         self._ending = ThreadPoolExecutor(2, thread_name_prefix="nri-end")
         # asks the API server, which may take as long as it likes
         self._adopting = ThreadPoolExecutor(1, thread_name_prefix="nri-adopt")
+        # the runtime waits for the answer, so it stands behind nothing that waits itself
+        self._asking = ThreadPoolExecutor(1, thread_name_prefix="nri-ask")
 
     async def synchronize(self, pods: list[PodSandbox], containers: list[ContainerInfo]) -> None:
         live = [_sandbox(pod) for pod in await self._run(live_sandboxes, pods)]
@@ -63,6 +66,10 @@ class RuntimeEvents:
         self._sandboxes = {key: one for key, one in self._sandboxes.items() if one.pod_uid != sandbox.pod_uid}
         self._sandboxes[pod.id] = sandbox
         await self._run(self._state.attach, sandbox)
+
+    async def must_end(self, pod: PodSandbox) -> bool:
+        question = partial(self._state.renews_nodes, _sandbox(pod))
+        return await asyncio.get_running_loop().run_in_executor(self._asking, question)
 
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
         self._sandboxes.pop(pod.id, None)
@@ -118,8 +125,10 @@ class RuntimeEvents:
 
     def _refuse_outdated(self, container: ContainerInfo, claims: list[str]) -> None:
         """Raises where the runtime has read a claim's device nodes before they changed: it reads CDI specs before it
-        asks here, and the attach may have gone on until now. The gate refuses such a container, too, but then it has
-        failed to start, which a pod that is never restarted does not survive."""
+        asks here. So it is where this attached the sandbox only now: the driver was away when it came, a NIC had left
+        it, or the attach took longer than the runtime waits for RunPodSandbox (`must_end`; 2 s in containerd). The gate
+        refuses such a container, too, but then it has failed to start, which a pod that is never restarted does not
+        survive."""
         said = nodes_words_of(self._driver, container.hooks)
         for entry in self._attached.entries(claims, 0.0):
             if said.get(entry.claim.uid, entry.nodes_word) != entry.nodes_word:
@@ -137,7 +146,7 @@ class RuntimeEvents:
         return {sandbox.pod_uid: sandbox for sandbox in list(self._sandboxes.values())}
 
     def close(self) -> None:
-        for pool in (self._workers, self._ending, self._adopting):
+        for pool in (self._workers, self._ending, self._adopting, self._asking):
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, verb: Callable[..., Any], *arguments: Any) -> Any:

@@ -116,6 +116,12 @@ class NriHandler(Protocol):
         pod's events. Of a later one the runtime does not hear: ``create_container`` must see to what is missing.
         """
 
+    async def must_end(self, pod: PodSandbox) -> bool:
+        """Whether what the runtime reads for the pod's containers before it asks ``create_container`` is right only
+        when ``run_pod_sandbox`` has ended. Then the runtime is kept waiting for that, as far as it does. Asked only
+        where it takes more than milliseconds.
+        """
+
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
         """The sandbox's processes have ended, its network namespace is still there. Must be idempotent.
 

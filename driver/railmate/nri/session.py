@@ -44,6 +44,7 @@ PATIENCE = 0.9
 # Seconds that the attach of a pod may keep RunPodSandbox, for which all pods of the node queue. The kernel alone takes
 # longer: moving a netdev waits for RCU callbacks (rcu_barrier in __dev_change_net_namespace, net/core/dev.c), 12-20 ms
 # a device. What is not done by then goes on while the runtime prepares the pod's first container, which waits for it.
+# Only where that container would get what the attach is about to change is it waited for, as long as the runtime does.
 RUN_PATIENCE = 0.005
 # Longer than a runtime takes to give up on a silent peer that connected before us (5 s, one at a time).
 REGISTRATION_TIMEOUT = 10.0
@@ -63,7 +64,8 @@ class Session:
 
     When the handler takes too long, the runtime gets its answer all the same and the work goes on:
 
-    - RunPodSandbox is answered as done, after milliseconds. The containers of the sandbox wait for its end.
+    - RunPodSandbox is answered as done, after milliseconds; see ``NriHandler.must_end`` for the exception. The
+      containers of the sandbox wait for its end.
     - CreateContainer is refused; the kubelet tries again some ten seconds later.
     - Synchronize, StopPodSandbox and RemovePodSandbox are answered as done. They cannot be refused: the
       runtime drops a plugin that fails to synchronize and skips the other plugins when one fails to stop.
@@ -199,10 +201,16 @@ class Session:
         what = f"NRI {event} of {pod}"
         task = self._work.submit(pod.id, what, partial(handle, pod))
         if event == "RunPodSandbox":
-            if await _ended(task, call, at_most=RUN_PATIENCE):
+            if not await _ended(task, call, at_most=RUN_PATIENCE):
+                await _ended(asyncio.create_task(self._end_if_it_must(task, pod)), call)
+            if task.done():
                 _result(task)
         elif not await _ended(task, call):
             log.warning("%s takes long; the runtime goes on meanwhile", what)
+
+    async def _end_if_it_must(self, task: asyncio.Task[None], pod: PodSandbox) -> None:
+        if await self._handler.must_end(pod):
+            await asyncio.wait({task})
 
     async def _create_container(self, call: Call) -> Any:
         request = nri_pb2.CreateContainerRequest.FromString(call.payload)

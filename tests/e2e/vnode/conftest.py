@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from e2e.vnode.lab import PROVISIONING, VnodeLab
-from harness.vnode import VirtualNode, lasting_directory
+from harness.vnode import VirtualNode, acceleration, lasting_directory
 from harness.vnode_join import join, leave, start_plane
+from harness.vnode_machine import Settings
 from harness.vnode_packages import UnavailableError
 
 
@@ -28,6 +29,21 @@ def virtual_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualNo
             plane = beside.submit(start_plane, node)
             node.start()
             plane.result()
+        yield node
+    except UnavailableError as error:
+        pytest.skip(f"no virtual node on this machine: {error}")
+    finally:
+        leave(node)
+        node.stop()
+
+
+@pytest.fixture(scope="package")
+def iommu_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualNode]:
+    """Another machine: an IOMMU, two NICs, no GPUs, and no process of the driver in it but those of the tests."""
+    settings = Settings(vfs=2, memory=2048, acceleration=acceleration(), iommu=True)
+    node = VirtualNode(tmp_path_factory.mktemp("iommu") / "node", settings)
+    try:
+        node.start()
         yield node
     except UnavailableError as error:
         pytest.skip(f"no virtual node on this machine: {error}")

@@ -35,10 +35,11 @@ _CHANGING = {
 #: All that `VnodeLab.state` compares, by one command: a process costs a tenth of a second and more. ethtool tells
 #: offloads, rings and coalescing of every netdev at once.
 _CUT = "=== next ==="
+_FILES = f"ls -d {PLUGIN_DIR}/claims/* {PLUGIN_DIR}/attached/* /run/cdi/* 2> /dev/null || true"
 _LOOK = f"; echo '{_CUT}'; ".join([
     "ip -j -d address show", "rdma -j dev show", "rdma -j link show",
     "for what in k g c; do ethtool -$what '*'; done",
-    f"ls -d {PLUGIN_DIR}/claims/* {PLUGIN_DIR}/attached/* /run/cdi/* 2> /dev/null || true",
+    _FILES,
 ])  # fmt: skip
 
 #: Of the rdma cgroup: everything, and nothing.
@@ -122,7 +123,13 @@ class VnodeLab:
         return list(link["vfinfo_list"])
 
     def await_state(self, before: dict[str, Any]) -> None:
-        """Every field is what it was. Fails with the fields that differ."""
+        """Every field is what it was. Fails with the fields that differ.
+
+        The driver's files go last: until they are as they were the node does nothing else than look at them.
+        """
+        loop = f'until [ "$({_FILES})" = "$1" ]; do sleep 0.5; done'
+        wanted = "\n".join(before["files"])
+        self.guest.execute(["timeout", str(PATIENCE), "sh", "-c", loop, "sh", wanted], timeout=PATIENCE + 30)
 
         def same() -> bool:
             differing.clear()
@@ -169,7 +176,7 @@ def paragraphs(text: str) -> dict[str, list[str]]:
     for line in text.splitlines():
         if first := re.fullmatch(r"\S.* (\S+):", line):
             lines = found.setdefault(line, []) if first[1].startswith("rail") else []
-        else:
+        elif line:  # after the last netdev there is one more that is empty, whichever that is
             lines.append(line)
     return found
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e.lab import PLUGIN_DIR
+from e2e.lab import PLUGIN_DIR, eventually
 from e2e.vnode.lab import PATIENCE, VnodeLab, VnodeWorkspace, pair_template, pod, vf_template
 
 
@@ -38,11 +38,9 @@ def four(vlab: VnodeLab) -> Iterator[OnePod]:
 
 
 def test_four_vfs_of_one_nic_come_into_one_pod_from_two_claims(four: OnePod, vlab: VnodeLab) -> None:
-    look = "cd /sys/class/net; for i in *; do [ ! -e $i/device ] || echo $i $(readlink $i/device); done"
-    functions = dict(line.split() for line in four.workspace.in_pod("four", look).splitlines())
-    assert functions.keys() == {"first", "first1", "lone", "lone1"}
-    expected = {vlab.switches[1].vf(index) for index in range(4)}
-    assert {path.rpartition("/")[2] for path in functions.values()} == expected
+    found = netdevs(four)
+    assert found.keys() == {"first", "first1", "lone", "lone1"}
+    assert {function for function, _ in found.values()} == {vlab.switches[1].vf(index) for index in range(4)}
 
 
 def test_the_pod_may_change_name_mtu_and_mac_and_join_a_vlan(four: OnePod, vlab: VnodeLab) -> None:
@@ -80,6 +78,36 @@ def test_the_pod_may_change_flags_queue_limits_interrupts_and_take_a_name_of_the
     assert vlab.guest.run("cat", "/sys/class/net/rail0/ifindex")
 
 
+def test_a_nic_whose_driver_is_loaded_anew_is_back_and_no_container_starts_before(
+    four: OnePod, vlab: VnodeLab
+) -> None:
+    """As an upgrade of the driver does it. The netdev ends in the pod, and its soft RDMA device with it; another one is
+    made on the node, which the driver gives to the pod at once. The pod's other NICs stay as the pod has them."""
+    before = netdevs(four)
+    function = before.pop("first1")[0]
+    in_sysfs = f"echo {function} > /sys/bus/pci/drivers/igbvf"
+    vlab.guest.run("sh", "-c", f"{in_sysfs}/unbind")
+    four.workspace.in_pod("four", "kill 1")
+    refused = "--for=jsonpath={.status.containerStatuses[0].state.waiting.reason}=CreateContainerError"
+    four.workspace.kubectl("wait", "pod/four", refused, f"--timeout={PATIENCE}s", timeout=PATIENCE + 30)
+    vlab.guest.run("sh", "-c", f"{in_sysfs}/bind")
+    eventually(lambda: told(four, "NicAttachedAgain", function), "an Event of the claim", PATIENCE)
+    four.workspace.await_ready("four")
+    after = netdevs(four)
+    assert after.pop("first1")[0] == function
+    assert after == before
+
+
+def test_the_next_container_opens_the_rdma_devices_of_all_its_nics(four: OnePod) -> None:
+    """That of the NIC which came anew was made anew, and has other device nodes now."""
+    opened = four.workspace.in_pod(
+        "four",
+        "cd /sys/class/infiniband; for i in *; do ibv_devinfo -d $i > /dev/null && "
+        "echo $(cat $i/ports/1/gid_attrs/ndevs/0); done",
+    )
+    assert sorted(opened.split()) == ["first", "first1", "lone1", "mine"]
+
+
 def test_what_the_pod_changed_is_as_it_was_when_it_has_ended(four: OnePod, vlab: VnodeLab) -> None:
     """The last test with this pod: it deletes it."""
     assert vlab.state() != four.before
@@ -94,6 +122,23 @@ def test_a_pod_deleted_by_force_while_its_vf_is_attached_leaves_nothing(vlab: Vn
         with attach_held(vlab, workspace, *forced):
             workspace.kubectl("delete", "pod", "forced", "--force", "--grace-period=0", "--wait=false")
         vlab.await_state(before)
+
+
+def netdevs(four: OnePod) -> dict[str, tuple[str, str]]:
+    """PCI address and index of the pod's netdevs that have one, by name."""
+    look = (
+        "cd /sys/class/net; for i in *; do "
+        "[ ! -e $i/device ] || echo $i $(readlink $i/device) $(cat $i/ifindex); done"
+    )
+    lines = [line.split() for line in four.workspace.in_pod("four", look).splitlines()]
+    return {name: (path.rpartition("/")[2], index) for name, path, index in lines}
+
+
+def told(four: OnePod, reason: str, function: str) -> list[str]:
+    """Events of the pod's claims about one of their NICs."""
+    selector = f"involvedObject.kind=ResourceClaim,reason={reason}"
+    listed = json.loads(four.workspace.kubectl("get", "events", "--field-selector", selector, "-o", "json"))
+    return [one["message"] for one in listed["items"] if function in one["message"]]
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from e2e.vnode.lab import RDMA_ALL, RDMA_NONE, VnodeLab, VnodeWorkspace, pair_te
 NIC, PF = "railmate.dev/nicPciBusID", "railmate.dev/pfPciBusID"
 ADDRESSES = {"first": "192.168.77.1", "second": "192.168.77.2"}
 _PODS = tuple(ADDRESSES)
+#: What the second pod sets of its own, of what the driver would tell a job.
+OWN = {"NCCL_IB_HCA": "^mine"}
 #: What a pod sees of itself, a line a fact, by one command: each exec costs seconds. $1: the GID of its address.
 _LOOK = """
 echo user $(id -u)
@@ -26,6 +28,7 @@ echo nodes $(ls /dev/infiniband)
 cd /sys/class/infiniband/*/ports/1/gids
 echo gids $(for i in $(grep -l $1 *); do ! grep -q v2 ../gid_attrs/types/$i || echo $i; done)
 echo verbs $(grep -l "^$(ls /sys/class/infiniband)$" /sys/class/infiniband_verbs/*/ibdev | cut -d/ -f5)
+echo hints $(tr '\\0' '\\n' < /proc/1/environ | grep -e ^NCCL_ -e ^UCX_)
 echo metadata $(head -n 1 /var/run/kubernetes.io/dra-device-attributes/*/*/*/railmate.dev-metadata.json)
 """
 
@@ -56,8 +59,12 @@ def two(vlab: VnodeLab) -> Iterator[TwoPods]:
     before, claimable = vlab.state(), vlab.rdma_devices()
     with vlab.workspace() as workspace:
         for name, switch in zip(_PODS, (vlab.switches[0], vlab.switches[2]), strict=True):
-            template = pair_template(name, switch, interfaceName="rail", addresses=[f"{ADDRESSES[name]}/24"])
-            workspace.apply(template, pod(name, name))
+            config = {"interfaceName": "rail", "addresses": [f"{ADDRESSES[name]}/24"], "envHints": True}
+            one = pod(name, name)
+            if name == "second":
+                (container,) = one["spec"]["containers"]
+                container["env"] = [{"name": key, "value": value} for key, value in OWN.items()]
+            workspace.apply(pair_template(name, switch, **config), one)
         workspace.await_ready(*_PODS)
         told = {name: workspace.statuses(name) for name in _PODS}
         seen = {name: look(workspace, name) for name in _PODS}
@@ -99,6 +106,21 @@ def test_the_claims_status_and_the_pods_metadata_name_the_gid_of_the_pods_addres
         (told,) = json.loads(two.seen[name]["metadata"])["requests"][0]["devices"]
         assert told["attributes"]["railmate.dev/gidIndex"] == {"int": index}
         assert told["attributes"]["railmate.dev/rdmaDevice"] == {"string": device}
+
+
+def test_a_job_is_told_its_device_and_the_index_of_its_gid_and_keeps_what_it_sets_itself(
+    two: TwoPods,
+) -> None:
+    """In the environment of the container's first process; the index is that of the pod's own GID table."""
+    for name in _PODS:
+        port = f"{two.rdma_device(name)}:1"
+        expected = {
+            "NCCL_IB_HCA": f"={port}",
+            "NCCL_IB_GID_INDEX": str(two.gid_index(name)),
+            "UCX_NET_DEVICES": port,
+        }
+        own = OWN if name == "second" else {}
+        assert dict(line.split("=", 1) for line in two.seen[name]["hints"].split()) == expected | own
 
 
 def test_ib_write_bw_runs_between_the_pods_over_their_vfs(two: TwoPods, vlab: VnodeLab) -> None:

@@ -1,14 +1,13 @@
 """VFs bound to vfio-pci for a claim, and back, on a real kernel with an IOMMU: by the driver's own verbs, and for the
 pod of the example. Beside it the mode of a NIC's embedded switch.
 
-In a virtual machine of its own: the GPU node of the other tests has switches without ACS, below which no group can be
+In another machine than the GPU node of the other tests, which has switches without ACS, below which no group can be
 given to a program. QEMU's IOMMU is Intel's; the VFs are igb's.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ import pytest
 import yaml
 
 from e2e.vnode.lab import PATIENCE, VnodeLab
-from harness.vnode import VirtualNode, acceleration
-from harness.vnode_join import join, leave
-from harness.vnode_machine import Settings
-from harness.vnode_packages import UnavailableError
+from harness.vnode import VirtualNode
+from harness.vnode_join import join
 
 _SCRIPT, _ESWITCH = (Path(__file__).with_name(f"{name}_in_guest.py") for name in ("vfio", "eswitch"))
 _MANIFEST = Path(__file__).resolve().parents[3] / "examples/vfio-pci/manifest.yaml"
@@ -32,21 +29,6 @@ def _example() -> dict[str, Any]:
     return dict(entry["opaque"]["parameters"])
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualNode]:
-    settings = Settings(vfs=2, memory=2048, acceleration=acceleration(), iommu=True)
-    made = VirtualNode(tmp_path_factory.mktemp("iommu") / "node", settings)
-    try:
-        made.start()
-    except UnavailableError as error:
-        pytest.skip(f"no virtual node on this machine: {error}")
-    try:
-        yield made
-    finally:
-        leave(made)
-        made.stop()
-
-
 def _walk(node: VirtualNode, script: Path, **environment: str) -> dict[str, Any]:
     variables = [f"{name}={value}" for name, value in environment.items()]
     path = "PYTHONPATH=/usr/lib/railmate/own:/usr/lib/railmate/packages"
@@ -55,9 +37,9 @@ def _walk(node: VirtualNode, script: Path, **environment: str) -> dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def seen(node: VirtualNode) -> dict[str, Any]:
+def seen(iommu_node: VirtualNode) -> dict[str, Any]:
     """What one walk through the verbs has shown; see the script."""
-    found = _walk(node, _SCRIPT, EXAMPLE=json.dumps(_example()))
+    found = _walk(iommu_node, _SCRIPT, EXAMPLE=json.dumps(_example()))
     print(
         f"prepare {found['prepare_seconds']:.2f} s, unprepare {found['unprepare_seconds']:.2f} s, "
         f"{found['sweep']['cases']} kills, emulated"
@@ -66,15 +48,15 @@ def seen(node: VirtualNode) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def switched(node: VirtualNode, seen: dict[str, Any]) -> dict[str, Any]:
+def switched(iommu_node: VirtualNode, seen: dict[str, Any]) -> dict[str, Any]:
     """The same for the embedded switch of the NIC whose VFs no program can have: it has none afterwards."""
-    return _walk(node, _ESWITCH)
+    return _walk(iommu_node, _ESWITCH)
 
 
 @pytest.fixture(scope="module")
-def joined(node: VirtualNode, switched: dict[str, Any]) -> VnodeLab:
+def joined(iommu_node: VirtualNode, switched: dict[str, Any]) -> VnodeLab:
     """The machine as a node of a cluster, whose only VFs are in groups of their own."""
-    return VnodeLab(join(node, driver_values=("--set", "rebindVFs=true")))
+    return VnodeLab(join(iommu_node, driver_values=("--set", "rebindVFs=true")))
 
 
 def test_the_claim_gets_the_control_node_and_its_groups(seen: dict[str, Any]) -> None:

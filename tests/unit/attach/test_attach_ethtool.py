@@ -1,4 +1,5 @@
-"""What is restored is told in the kernel's terms, in an order that drivers take. igb's answers: test_vfio."""
+"""What is restored is told in the kernel's terms, in an order that drivers take. igb's answers: test_vfio and
+test_whole_port."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class Generic:
         assert kind == FAMILY
         if body[0] in self.answers:
             return [struct.pack("=BBH", body[0], 1, 0) + self.answers[body[0]]]
-        if body[0] in (11, 13, 15, 17, 19, 21):  # what this driver does not have
+        if body[0] in (4, 9, 11, 13, 15, 17, 19, 21):  # what this driver does not have
             raise OSError(95, "Operation not supported")
         self.told.append(body)
         return []
@@ -57,6 +58,66 @@ def test_what_the_driver_tells_is_read(kernel: Generic) -> None:
         pause={"autoneg": 0, "rx": 1, "tx": 1},
         private_flags={"legacy-rx": True, "vf-ipsec": False},
     )
+
+
+def link(autoneg: int, speed: int, duplex: int, *advertised: str) -> bytes:
+    """ETHTOOL_MSG_LINKMODES_GET_REPLY of a port that can do two modes."""
+    bits = [bit(name, name in advertised) for name in ("100baseT/Full", "1000baseT/Full")]
+    numbers = (
+        attribute(2, bytes([autoneg]))
+        + attribute(5, struct.pack("=I", speed))
+        + attribute(6, bytes([duplex]))
+    )
+    return numbers + nested(3, nested(3, *bits))
+
+
+BOTH = {"100baseT/Full": True, "1000baseT/Full": True}
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (link(1, 1000, 1, *BOTH), EthtoolSettings(link={"autoneg": 1}, advertises=BOTH)),
+        (
+            link(0, 100, 0, *BOTH),
+            EthtoolSettings(link={"autoneg": 0, "speed": 100, "duplex": 0}, advertises=BOTH),
+        ),
+        (link(0, 0xFFFFFFFF, 0xFF, *BOTH), EthtoolSettings(link={"autoneg": 0}, advertises=BOTH)),
+    ],
+    ids=["negotiated", "fixed", "not known"],
+)
+def test_a_speed_counts_where_it_is_fixed_and_known(
+    kernel: Generic, told: bytes, expected: EthtoolSettings
+) -> None:
+    kernel.answers = {4: told}
+    assert Ethtool().state(7).now == expected
+
+
+def test_what_a_port_negotiates_is_set_back_as_a_whole_and_what_it_advertises_bit_by_bit() -> None:
+    negotiated = EthtoolSettings(link={"autoneg": 1}, advertises=BOTH)
+    slow = EthtoolSettings(link={"autoneg": 1}, advertises=BOTH | {"1000baseT/Full": False})
+    fixed = EthtoolSettings(
+        link={"autoneg": 0, "speed": 100, "duplex": 1}, advertises=dict.fromkeys(BOTH, False)
+    )
+    assert ethtool.difference(negotiated, slow) == EthtoolSettings(advertises={"1000baseT/Full": True})
+    assert ethtool.difference(negotiated, fixed) == negotiated
+    assert ethtool.difference(fixed, negotiated) == EthtoolSettings(link=fixed.link)
+    assert not ethtool.difference(fixed, fixed)
+
+
+def test_link_and_wake_up_are_told_in_the_kernels_terms(kernel: Generic) -> None:
+    fixed = {"autoneg": 0, "speed": 100, "duplex": 1}
+    wanted = EthtoolSettings(link=fixed, advertises=BOTH, wake_on={"magic": True})
+    for part in ethtool.one_by_one(wanted):
+        Ethtool().set(7, part, "net1")
+    link_settings, advertised, wake = kernel.told
+    header = nested(1, attribute(1, struct.pack("=I", 7)))
+    numbers = attribute(2, b"\0") + attribute(5, struct.pack("=I", 100)) + attribute(6, b"\1")
+    assert link_settings == struct.pack("=BBH", 5, 1, 0) + header + numbers
+    assert advertised == struct.pack("=BBH", 5, 1, 0) + header + nested(
+        3, nested(3, *(bit(one, True) for one in BOTH))
+    )
+    assert wake == struct.pack("=BBH", 10, 1, 0) + header + nested(2, nested(3, bit("magic", True)))
 
 
 def test_what_is_set_is_told_in_the_kernels_terms(kernel: Generic) -> None:

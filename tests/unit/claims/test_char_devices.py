@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from claims_netdevs import World
-from claims_world import DRIVER, VFS, config, ref, sandbox, share, state, uid, view
+from claims_world import DRIVER, VFS, config, inventory, ref, sandbox, share, state, uid, view
 
 import railmate.claims.attachments as attachments
 from railmate.attach.model import AttachedNetdev, MoveRequest, NetdevReturn, ReturnRequest
@@ -139,6 +140,28 @@ def test_a_pod_on_the_host_network_has_the_numbers_of_this_moment(world: World, 
     numbers.take(VFS[1])
     world.state.attach(sandbox(netns=None))
     assert nodes(world) == ["rdma_cm", "uverbs0", "umad0"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "device", "netns", "expected"),
+    [
+        ("exclusive", "vf-1", "/run/netns/1", True),
+        ("shared", "vf-1", "/run/netns/1", False),
+        ("exclusive", "vf-1", None, False),
+        ("exclusive", share(1), "/run/netns/1", False),
+        ("exclusive", "gpu-0", "/run/netns/1", False),
+    ],
+    ids=["exclusive mode", "shared mode", "on the host network", "a share of a port", "no NIC"],
+)
+def test_it_is_known_before_whether_an_attach_changes_the_numbers(
+    world: World, mode: str, device: dict[str, Any] | str, netns: str | None, expected: bool
+) -> None:
+    """Then the runtime must not read the spec before it has ended."""
+    configs = [config(kind="RdmaSharedConfig")] if not isinstance(device, str) else None
+    world.prepared(1, device, configs=configs)
+    world.state.update(view(inventory=replace(inventory(), rdma_netns_mode=mode)))
+    assert world.state.renews_nodes(sandbox(netns=netns)) is expected
+    assert not world.state.renews_nodes(sandbox(pod="another", netns=netns))
 
 
 def test_where_nothing_moves_nothing_is_written(

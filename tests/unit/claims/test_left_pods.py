@@ -36,12 +36,26 @@ def repairs() -> list[str]:
 
 
 @pytest.fixture
-def reconcile(world: World, repairs: list[str]) -> Callable[[], None]:
-    """One round of repairs while the runtime cannot be asked."""
+def reconciler(world: World, repairs: list[str]) -> Reconciler:
+    """While the runtime cannot be asked."""
     plugin = world.root / "plugins" / DRIVER
     files = RuntimeFiles(DRIVER, plugin, world.root / "cdi", plugin / "gate")
     state = world.state
-    return Reconciler(world.api, world.ledger, files, state.moves, state.unprepare, repairs.append).run
+    return Reconciler(
+        world.api,
+        world.ledger,
+        files,
+        state.moves,
+        state.unprepare,
+        repairs.append,
+        on_node=lambda address: world.netdevs.where[address][0] == HOST,
+    )
+
+
+@pytest.fixture
+def reconcile(reconciler: Reconciler) -> Callable[[], None]:
+    """One round of repairs."""
+    return reconciler.run
 
 
 def bind_anew(world: World, number: int = 0) -> None:
@@ -85,6 +99,33 @@ def test_the_minute_round_finds_it_too_without_the_runtime(
     assert repairs == ["NIC that had left its pod"]
     reconcile()
     assert repairs == ["NIC that had left its pod"]
+
+
+def test_it_is_not_waited_for_the_round_when_the_kernel_tells_of_a_device(
+    world: World, reconciler: Reconciler, repairs: list[str]
+) -> None:
+    world.prepared(1, "pair-0")
+    world.prepared(2, "vf-1")
+    world.state.attach(sandbox())
+    world.netdevs.looks = 0
+    assert not reconciler.await_ends()
+    assert world.netdevs.looks == 0, "what is in its pod costs nothing"
+    bind_anew(world)
+    assert not reconciler.await_ends(), "the kernel tells of the next one, too"
+    assert world.netdevs.where[VFS[0]][0] == POD
+    assert repairs == ["NIC that had left its pod"]
+
+
+def test_what_is_on_the_node_since_its_pod_has_ended_goes_into_none(
+    world: World, reconciler: Reconciler, repairs: list[str], told: list[tuple[str, str]]
+) -> None:
+    world.prepared(1, "pair-0")
+    world.state.attach(sandbox())
+    bind_anew(world)
+    world.netdevs.gone.add(POD)
+    assert not reconciler.await_ends()
+    assert (world.gates, told, repairs) == ([], [], ["ended namespace"])
+    assert world.netdevs.all_home()
 
 
 def test_the_gate_is_closed_while_it_cannot_be_attached_and_its_user_is_told_why(

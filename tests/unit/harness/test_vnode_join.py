@@ -74,6 +74,6 @@ def test_a_state_has_a_path_for_each_field_and_none_for_what_always_changes() ->
 def test_what_ethtool_says_of_the_rails_is_kept_by_its_first_line() -> None:
     said = "Features for eth0:\nrx: on\nFeatures for rail0:\nrx: on\n\ttx-a: off\n\nFeatures for rail1:\nrx: off\n"
     assert paragraphs(said) == {
-        "Features for rail0:": ["rx: on", "\ttx-a: off", ""],
+        "Features for rail0:": ["rx: on", "\ttx-a: off"],
         "Features for rail1:": ["rx: off"],
     }

@@ -22,6 +22,7 @@ class Recorder:
         self.calls: list[tuple[str, Any]] = []
         self.hooks = hooks
         self.happened = asyncio.Condition()
+        self.must = False
 
     async def _event(self, event: str, *arguments: Any) -> Any:
         await self._note(event, arguments[0])
@@ -40,6 +41,11 @@ class Recorder:
 
     async def run_pod_sandbox(self, pod: PodSandbox) -> None:
         await self._event("run", pod)
+
+    async def must_end(self, pod: PodSandbox) -> bool:
+        if "must" in self.hooks:
+            await self.hooks["must"](pod)
+        return self.must
 
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
         await self._event("stop", pod)

@@ -10,6 +10,7 @@ import pytest
 from nri_handler import Recorder, sleeps, with_plugin, with_session
 from nri_runtime import RUNTIME, Connection, FakeRuntime, Refused, fake_runtime, frame, pod, running
 
+from railmate.errors import RailmateError
 from railmate.nri.events import PodSandbox
 from railmate.nri.plugin import NriPlugin
 from railmate.nri.ttrpc import UNAVAILABLE
@@ -65,6 +66,55 @@ def test_a_slow_attach_does_not_keep_the_other_pods_and_the_pods_containers_wait
 
     with_session(tmp_path, handler, scenario)
     assert handler.names()[2:] == ["run", "stop", "stop ended", "run ended", "create", "create ended"]
+
+
+def test_an_attach_that_changes_what_the_runtime_reads_next_is_waited_for(tmp_path: Path) -> None:
+    """It reads a container's CDI spec before it asks for the container."""
+    handler = Recorder(run=sleeps(0.2))
+    handler.must = True
+
+    async def scenario(connection: Connection) -> None:
+        await connection.sandbox("RunPodSandbox", pod())
+        assert handler.names()[2:] == ["run", "run ended"]
+
+    with_session(tmp_path, handler, scenario)
+
+
+def test_what_goes_wrong_in_an_attach_that_is_waited_for_refuses_the_sandbox(tmp_path: Path) -> None:
+    async def run(pod: PodSandbox) -> None:
+        await asyncio.sleep(0.2)
+        raise RailmateError("the VF is lost")
+
+    handler = Recorder(run=run)
+    handler.must = True
+
+    async def scenario(connection: Connection) -> None:
+        with pytest.raises(Refused, match="the VF is lost"):
+            await connection.sandbox("RunPodSandbox", pod())
+
+    with_session(tmp_path, handler, scenario)
+
+
+@pytest.mark.parametrize("stuck", ["run", "must"])
+def test_it_is_waited_for_no_longer_than_the_runtime_waits(tmp_path: Path, stuck: str) -> None:
+    """A plugin that does not answer in time is dropped, and the pod started without it."""
+    gate = asyncio.Event()
+
+    async def wait(pod: PodSandbox) -> None:
+        await gate.wait()
+
+    handler = Recorder(run=wait, must=wait) if stuck == "must" else Recorder(run=wait)
+    handler.must = True
+
+    async def scenario(connection: Connection) -> None:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        await connection.sandbox("RunPodSandbox", pod(), patience=0.6)
+        assert 0.5 < loop.time() - start < 0.6
+        gate.set()
+        await handler.until("run ended")
+
+    with_session(tmp_path, handler, scenario)
 
 
 def test_a_container_is_refused_when_the_attach_takes_longer_than_the_runtime_waits(tmp_path: Path) -> None:
