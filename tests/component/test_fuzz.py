@@ -343,7 +343,7 @@ def test_no_request_stops_the_service(node: Node) -> None:
     class Verbs:
         """Without the waiting, and the kept claim is not given back."""
 
-        def prepare(self, one: ClaimRef) -> Any:
+        def prepare(self, one: ClaimRef, **_: object) -> Any:
             return node.state.prepare(one, patience=0)
 
         def unprepare(self, one: ClaimRef) -> None:

@@ -106,7 +106,7 @@ class ClaimState:
         self._node = node
 
     def stop(self) -> None:
-        """No prepare waits any longer: this instance ends."""
+        """No prepare waits any longer: this instance has no time left."""
         self._stopping = True
         self._freed.set()
 
@@ -115,19 +115,28 @@ class ClaimState:
         return self._rebinding.changing()
 
     # --- the kubelet's verbs
-    def prepare(self, ref: ClaimRef, patience: float = PREPARE_PATIENCE) -> PreparedClaim:
+    def prepare(
+        self,
+        ref: ClaimRef,
+        patience: float = PREPARE_PATIENCE,
+        *,
+        given_up: threading.Event | None = None,
+    ) -> PreparedClaim:
         """Make the claim's devices ready. Raises RailmateError that names the claim, cause and next step.
 
-        Waits up to ``patience`` seconds for a device whose former pod is still ending.
+        Waits up to ``patience`` seconds for a device whose former pod is still ending. Nothing is prepared any more
+        once ``given_up`` is set: the kubelet may have had the claim given back by another instance.
         """
         call = (ref.uid, object())
         self._preparing.add(call)
         try:
-            return self._prepare(ref, patience, call)
+            return self._prepare(ref, patience, call, given_up or threading.Event())
         finally:
             self._preparing.discard(call)
 
-    def _prepare(self, ref: ClaimRef, patience: float, call: tuple[str, object]) -> PreparedClaim:
+    def _prepare(
+        self, ref: ClaimRef, patience: float, call: tuple[str, object], given_up: threading.Event
+    ) -> PreparedClaim:
         deadline = time.monotonic() + patience
         claim = self._api.get_claim(ref.namespace, ref.name)
         self._node.vendor_cdi()  # parsed now if need be, and not under the lock
@@ -139,6 +148,8 @@ class ClaimState:
                     if call not in self._preparing:
                         # the kubelet gave up on this call, and nobody would ever give back what it still prepares
                         raise ClaimError(f"{ref}: it was given back while it was being prepared.")
+                    if given_up.is_set():
+                        raise ClaimError(f"{ref}: the kubelet has given up on this call; it asks anew.")
                     entry = self._preparation.entry(claim, ref, self._node)
                     self._answered.add(ref.uid)
                 return self._answer(entry)

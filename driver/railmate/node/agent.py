@@ -51,8 +51,12 @@ log = logging.getLogger(__name__)
 
 #: Our place among the runtime's plugins; nothing depends on it.
 _NRI_INDEX = "10"
-#: Seconds that calls in flight get at the end.
-_GRACE = 5.0
+#: Seconds in which calls that were told not to wait any longer are answered.
+_TELLING = 1.0
+#: Seconds that calls get which are in flight even then, to be ended in order.
+_GRACE = 3.0
+#: Seconds of the pod's grace period that are kept for the end itself: these two, and up to 5 s of the runtime's side.
+_ENDING = 10.0
 #: Seconds between two rounds of repairs.
 _RECONCILE_EVERY = 60.0
 #: Seconds between two looks for what is about to end.
@@ -212,13 +216,18 @@ class Agent:
 
     async def _end(self, runtime: asyncio.Task[None]) -> None:
         log.info("ending; slices, prepared claims and attached devices stay as they are")
+        # from now on the slices are the successor's
+        self._controller.stop()
+        self._offers.stop()
+        # A prepare that is refused is asked again only after 60 to 90 s. What it waits for is noticed here too.
+        if not await self._kubelet.answered(self._settings.grace_period - _ENDING):
+            log.warning("calls of the kubelet are still waiting, and there is no time left for them")
         self._stopping.set()
         self._look_soon.set()
-        self._controller.stop()
         self._watch.stop()
-        self._offers.stop()
         self._devices.stop()
         self._state.stop()
+        await self._kubelet.answered(_TELLING)
         await self._kubelet.stop(_GRACE)
         runtime.cancel()
         await asyncio.wait({runtime})

@@ -30,7 +30,7 @@ class Stuck:
             self.news.notify_all()
         assert self.let_go.wait(30)
 
-    def prepare(self, ref: ClaimRef) -> PreparedClaim:
+    def prepare(self, ref: ClaimRef, *, given_up: threading.Event) -> PreparedClaim:
         return PreparedClaim((), {})
 
     def wait(self, count: int) -> None:
