@@ -242,6 +242,9 @@ class Ledger:
         content = (("host" if host_network else "") + (f"\n{nodes}" if nodes else "")).encode()
         files.write_bytes(self._attached / f"{uid}.{sandbox}", content, durable=False)
 
+    def is_open(self, uid: str, sandbox: str) -> bool:
+        return (self._attached / f"{uid}.{sandbox}").exists()
+
     def close_gate(self, uid: str, sandbox: str = "*") -> None:
         for marker in self._attached.glob(f"{uid}.{sandbox}"):
             files.remove(marker)

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from railmate.claims import leases, presence, rebinding
 from railmate.claims.allocation import ClaimError, NotYetError, reserved_pods
-from railmate.claims.attachments import Attachments, Sandbox, attempt
+from railmate.claims.attachments import Attachments
+from railmate.claims.attempt import attempt
 from railmate.claims.holdings import Holdings
 from railmate.claims.leases import Leases
 from railmate.claims.ledger import Ledger
@@ -27,6 +28,8 @@ from railmate.claims.preparation import HeldError, Preparation
 from railmate.claims.rebinding import Rebinding, partition_missing
 from railmate.claims.records import ClaimRef, Entry, PreparedDevice
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.sandbox import Sandbox, why_not
+from railmate.claims.surroundings import Surroundings
 from railmate.errors import RailmateError
 
 log = logging.getLogger(__name__)
@@ -49,19 +52,6 @@ class ClaimsApi(Protocol):
     def get_claim(self, namespace: str, name: str) -> dict[str, Any]: ...
 
 
-class ClaimObserver:
-    """Hears what became of claims. Called under the ledger's lock, so it must not block. This one ignores it."""
-
-    def attached(self, entry: Entry) -> None:
-        """The claim's netdevs are in its pod."""
-
-    def released(self, claim: ClaimRef) -> None:
-        """Nothing of the claim is left on the node."""
-
-    def claim_event(self, claim: ClaimRef, reason: str, message: str) -> None:
-        """Something that the claim's user should know."""
-
-
 @contextmanager
 def _as_a_claim(ref: ClaimRef) -> Iterator[None]:
     """Turn what an object of another shape than the API's makes of us into words."""
@@ -82,20 +72,16 @@ class ClaimState:
         ledger: Ledger,
         runtime_files: RuntimeFiles,
         boot_id: str,
-        observer: ClaimObserver | None = None,
+        around: Surroundings | None = None,
     ) -> None:
         self._api, self._node, self._ledger, self._files = api, node, ledger, runtime_files
-        self._observer = observer or ClaimObserver()
         self.holdings = Holdings(ledger, boot_id)
-        self.moves = Attachments(node.driver, ledger, boot_id, self._observer.attached)
-        self.moves.tell = self._observer.claim_event
+        self.moves = Attachments(node.driver, ledger, boot_id, around)
         self._leases = Leases(ledger, runtime_files, lambda: self._node.cni_dir)
         self._rebinding = Rebinding(ledger, runtime_files, lambda: self._node, boot_id)
         self._preparation = Preparation(
             ledger, runtime_files, self.moves, self._leases, self._rebinding, boot_id
         )
-        self.moves.on_bus = lambda address: self._node.on_bus(address)
-        self.moves.renewed = lambda entry: self._preparation.renewed(entry, self._node)
         self._freed = threading.Event()
         self._stopping = False
         self._answered: set[str] = set()  # claim UIDs: prepared by this process and not given back since
@@ -199,7 +185,7 @@ class ClaimState:
         if entry is not None and more:
             self._rebinding.give_back(entry)
             self._leases.end(entry)
-        self._observer.released(ref)
+        self.moves.around.observer.released(ref)
         self._freed.set()
         log.info("%s (%s): unprepared", ref, ref.uid)
 
@@ -240,7 +226,7 @@ class ClaimState:
                     f"{self._node.pool}. Delete the pod; its successor's claim is prepared afresh."
                 )
             if entry.nics and not entry.attached_to(sandbox.id):
-                raise RailmateError(self.moves.why_not(entry, sandbox))
+                raise RailmateError(why_not(self._node.driver, entry, sandbox))
             entries.append(entry)
         for entry, nic in presence.gone(entries, sandbox.netns) if sandbox.netns else ():
             raise RailmateError(

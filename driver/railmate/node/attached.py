@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Collection, Iterable
 
-from railmate.claims.attachments import attempt
+from railmate.claims.attempt import attempt
 from railmate.claims.ledger import Ledger
 from railmate.claims.observation import Observations, is_settled
 from railmate.claims.records import ClaimRef, Entry
-from railmate.claims.state import ClaimObserver
+from railmate.claims.surroundings import ClaimObserver
 from railmate.errors import RailmateError
 
 log = logging.getLogger(__name__)

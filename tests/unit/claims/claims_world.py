@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from railmate.claims.attachments import Sandbox
 from railmate.claims.ledger import Ledger
 from railmate.claims.plan import NodeView
 from railmate.claims.records import ClaimRef
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.sandbox import Sandbox
 from railmate.claims.state import ClaimState
+from railmate.claims.surroundings import Surroundings
 from railmate.inventory.model import Gpu, GpuVendor, Inventory, Netdev, Nic, PciFunction, RdmaDevice
 from railmate.publish.model import Offer, OfferedDevice
 
@@ -168,11 +169,18 @@ class FakeClaims:
         return self.claims[name]
 
 
-def state(root: Path, api: FakeClaims, *, boot: str = BOOT, node: NodeView | None = None) -> ClaimState:
+def state(
+    root: Path,
+    api: FakeClaims,
+    *,
+    boot: str = BOOT,
+    node: NodeView | None = None,
+    around: Surroundings | None = None,
+) -> ClaimState:
     """A driver instance on ``root``; several may share it."""
     plugin = root / "plugins" / DRIVER
     files = RuntimeFiles(DRIVER, plugin, root / "cdi", plugin / "gate")
-    return ClaimState(api, node or view(), Ledger(plugin), files, boot)
+    return ClaimState(api, node or view(), Ledger(plugin), files, boot, around)
 
 
 def sandbox(name: str = "sandbox-1", pod: str = "pod-1", netns: str | None = "/run/netns/1") -> Sandbox:

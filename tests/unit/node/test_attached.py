@@ -12,7 +12,7 @@ import pytest
 import railmate.node.attached as module
 from railmate.attach.rdmamodel import Gid, RdmaDeviceRef, SeenNic
 from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedDevice, PreparedNic, Seen
-from railmate.claims.state import ClaimObserver
+from railmate.claims.surroundings import ClaimObserver
 from railmate.errors import RailmateError
 from railmate.node.attached import AttachedClaims
 from unit.claims.claims_world import ref, uid
