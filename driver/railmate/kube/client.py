@@ -17,10 +17,11 @@ import yaml
 from kubernetes.client.api_client import ApiClient
 from kubernetes.client.configuration import Configuration
 from kubernetes.client.exceptions import ApiException
-from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes.config import ConfigException, load_kube_config
 
 from railmate.errors import UsageError
 from railmate.kube.errors import ApiError
+from railmate.kube.token import configure_in_pod
 
 #: A JSON object of the API.
 Object = dict[str, Any]
@@ -51,7 +52,7 @@ class KubeClient:
             if kubeconfig:
                 load_kube_config(config_file=kubeconfig, client_configuration=configuration)
             else:
-                load_incluster_config(client_configuration=configuration)
+                configure_in_pod(configuration)
         except _BAD_CONFIG as error:
             where = f"kubeconfig {kubeconfig}" if kubeconfig else "the pod's ServiceAccount"
             words = " ".join(str(error).split()) or type(error).__name__
