@@ -18,6 +18,13 @@ class ClaimError(RailmateError):
     """This claim cannot be prepared; trying again changes nothing unless somebody changes something."""
 
 
+class GivenUpError(ClaimError):
+    """Nobody waits for the answer any more, so nothing is prepared."""
+
+    def __init__(self, ref: ClaimRef) -> None:
+        super().__init__(f"{ref}: the kubelet has given up on this call; it asks anew.")
+
+
 class NotYetError(RailmateError):
     """Cannot be done now; will pass by itself, as a rule. ``next_step`` is a sentence for when it does not."""
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from railmate.claims import leases, presence, rebinding
-from railmate.claims.allocation import ClaimError, NotYetError, reserved_pods
+from railmate.claims.allocation import ClaimError, GivenUpError, NotYetError, reserved_pods
 from railmate.claims.attachments import Attachments
 from railmate.claims.attempt import attempt
 from railmate.claims.holdings import Holdings
@@ -31,12 +31,15 @@ from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.sandbox import Sandbox, why_not
 from railmate.claims.surroundings import Surroundings
 from railmate.errors import RailmateError
+from railmate.kube.errors import ApiError
 
 log = logging.getLogger(__name__)
 
 #: Seconds that prepare waits for devices that are about to come free. The kubelet gives the call 45 s,
 #: and asks again only after 60-90 s when it fails, so waiting is the shorter way.
 PREPARE_PATIENCE = 30.0
+#: Seconds between two tries to reach an API server that does not answer, at most.
+_LONGEST_PAUSE = 2.0
 _POLL = 0.25  # another instance of the driver may free a device; only looking tells
 
 
@@ -124,7 +127,7 @@ class ClaimState:
         self, ref: ClaimRef, patience: float, call: tuple[str, object], given_up: threading.Event
     ) -> PreparedClaim:
         deadline = time.monotonic() + patience
-        claim = self._api.get_claim(ref.namespace, ref.name)
+        claim = self._claim(ref, deadline, given_up)
         self._node.vendor_cdi()  # parsed now if need be, and not under the lock
         waiting = False
         while True:
@@ -135,7 +138,7 @@ class ClaimState:
                         # the kubelet gave up on this call, and nobody would ever give back what it still prepares
                         raise ClaimError(f"{ref}: it was given back while it was being prepared.")
                     if given_up.is_set():
-                        raise ClaimError(f"{ref}: the kubelet has given up on this call; it asks anew.")
+                        raise GivenUpError(ref)
                     entry = self._preparation.entry(claim, ref, self._node)
                     self._answered.add(ref.uid)
                 return self._answer(entry)
@@ -156,6 +159,20 @@ class ClaimState:
             self._freed.wait(min(_POLL, max(0.0, deadline - time.monotonic())))
             if self._stopping:
                 raise ClaimError(f"{ref}: the driver is being replaced. The kubelet asks its successor.")
+
+    def _claim(self, ref: ClaimRef, deadline: float, given_up: threading.Event) -> Mapping[str, Any]:
+        """As the API server has it. One that restarts or is overloaded is asked again until the deadline."""
+        pause = _POLL
+        while True:
+            try:
+                return self._api.get_claim(ref.namespace, ref.name)
+            except ApiError as error:
+                if not error.passes or time.monotonic() + pause >= deadline or self._stopping:
+                    raise
+                log.warning("%s: %s. Trying again in %.2f s.", ref, error, pause)
+            if given_up.wait(pause):
+                raise GivenUpError(ref)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def answered(self) -> Set[str]:
         """UIDs of the claims that this process has prepared, or prepares: the kubelet has those given back itself."""

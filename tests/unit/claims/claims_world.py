@@ -160,12 +160,15 @@ class FakeClaims:
     def __init__(self, *claims: dict[str, Any]) -> None:
         self.claims = {one["metadata"]["name"]: one for one in claims}
         self.gets = 0
+        self.errors: list[Exception] = []  # of the next calls
 
     def put(self, *claims: dict[str, Any]) -> None:
         self.claims |= {one["metadata"]["name"]: one for one in claims}
 
     def get_claim(self, namespace: str, name: str) -> dict[str, Any]:
         self.gets += 1
+        if self.errors:
+            raise self.errors.pop(0)
         return self.claims[name]
 
 
