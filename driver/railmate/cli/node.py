@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
+import sys
 from pathlib import Path
 
 from railmate.cli.offers import add_offer_flags, shared_pfs
@@ -136,5 +138,8 @@ def run(args: argparse.Namespace) -> int:
         override=override_from(args.override, args.roles),
         provisioning=load_provisioning(args.vf_provisioning) if args.vf_provisioning else None,
     )
+    # The first process of a container does not end at SIGTERM by itself, and to look at the machine, or to make VFs,
+    # may take long; a kill is no harm there. Afterwards the agent has its own way.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     asyncio.run(Agent(settings, KubeClient.connect(settings.kubeconfig)).run())
     return 0
