@@ -157,7 +157,8 @@ class Preparation:
             both = sorted(overlap(wanted, other.parts)) if other.boot_id == self._boot_id else []
             if both:
                 raise NotYetError(
-                    f"{ref}: {', '.join(both)} is still held by {other.claim} ({other.claim.uid})."
+                    f"{ref}: {', '.join(both)} is still held by {other.claim} ({other.claim.uid}).",
+                    holder=other.claim.uid,
                 )
 
     def _with_snapshots(

@@ -30,6 +30,7 @@ from railmate.claims.records import ClaimRef, Entry, PreparedDevice
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.sandbox import Sandbox, why_not
 from railmate.claims.surroundings import Surroundings
+from railmate.claims.waiting import POLL, Waiting
 from railmate.errors import RailmateError
 from railmate.kube.errors import ApiError
 
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 PREPARE_PATIENCE = 30.0
 #: Seconds between two tries to reach an API server that does not answer, at most.
 _LONGEST_PAUSE = 2.0
-_POLL = 0.25  # another instance of the driver may free a device; only looking tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,7 @@ class ClaimState:
         self._preparation = Preparation(
             ledger, runtime_files, self.moves, self._leases, self._rebinding, boot_id
         )
-        self._freed = threading.Event()
-        self._stopping = False
+        self._waiting = Waiting(ledger)
         self._answered: set[str] = set()  # claim UIDs: prepared by this process and not given back since
         self._preparing: set[tuple[str, object]] = set()  # claim UID and call, of all that have not ended
 
@@ -96,8 +95,7 @@ class ClaimState:
 
     def stop(self) -> None:
         """No prepare waits any longer: this instance has no time left."""
-        self._stopping = True
-        self._freed.set()
+        self._waiting.stop()
 
     def changing(self) -> Set[str]:
         """PCI addresses of functions that are on their way from one driver to another."""
@@ -131,7 +129,6 @@ class ClaimState:
         self._node.vendor_cdi()  # parsed now if need be, and not under the lock
         waiting = False
         while True:
-            self._freed.clear()
             try:
                 with self._ledger.locked(), _as_a_claim(ref):
                     if call not in self._preparing:
@@ -147,27 +144,31 @@ class ClaimState:
                 self._leases.forget(reason.entry)
                 continue
             except NotYetError as reason:
-                if time.monotonic() >= deadline:
-                    next_step = reason.next_step or (
-                        f"If no pod on node {self._node.pool} uses it any more, "
-                        "look at the railmate pod's log on this node."
-                    )
-                    raise ClaimError(f"{reason} Waited {patience:.0f} s. {next_step}") from reason
                 if not waiting:
                     log.info("%s Waiting for it.", reason)
                     waiting = True
-            self._freed.wait(min(_POLL, max(0.0, deadline - time.monotonic())))
-            if self._stopping:
-                raise ClaimError(f"{ref}: the driver is being replaced. The kubelet asks its successor.")
+                if self._waiting.pause(reason.holder, deadline, given_up):
+                    continue
+                if self._waiting.stopped:
+                    raise ClaimError(
+                        f"{ref}: the driver is being replaced. The kubelet asks its successor."
+                    ) from reason
+                if given_up.is_set():
+                    raise GivenUpError(ref) from reason
+                next_step = reason.next_step or (
+                    f"If no pod on node {self._node.pool} uses it any more, "
+                    "look at the railmate pod's log on this node."
+                )
+                raise ClaimError(f"{reason} Waited {patience:.0f} s. {next_step}") from reason
 
     def _claim(self, ref: ClaimRef, deadline: float, given_up: threading.Event) -> Mapping[str, Any]:
         """As the API server has it. One that restarts or is overloaded is asked again until the deadline."""
-        pause = _POLL
+        pause = POLL
         while True:
             try:
                 return self._api.get_claim(ref.namespace, ref.name)
             except ApiError as error:
-                if not error.passes or time.monotonic() + pause >= deadline or self._stopping:
+                if not error.passes or time.monotonic() + pause >= deadline or self._waiting.stopped:
                     raise
                 log.warning("%s: %s. Trying again in %.2f s.", ref, error, pause)
             if given_up.wait(pause):
@@ -203,7 +204,7 @@ class ClaimState:
             self._rebinding.give_back(entry)
             self._leases.end(entry)
         self.moves.around.observer.released(ref)
-        self._freed.set()
+        self._waiting.freed()
         log.info("%s (%s): unprepared", ref, ref.uid)
 
     # --- the runtime's verbs
@@ -230,7 +231,7 @@ class ClaimState:
             with self._ledger.locked():
                 self.moves.detach_all(sandbox_id, "the sandbox ends")
         finally:
-            self._freed.set()
+            self._waiting.freed()
 
     def check(self, sandbox: Sandbox, claim_uids: Iterable[str]) -> None:
         """Raise RailmateError unless all devices of these claims are in this sandbox: the kernel is asked, too."""
@@ -278,7 +279,7 @@ class ClaimState:
                 entry = self._ledger.get(uid)
                 if entry is not None:
                     attempt(partial(self.moves.bring_in_line, entry, by_pod))
-        self._freed.set()
+        self._waiting.freed()
 
     def _concerns(self, text: str, question: Callable[[Entry], bool]) -> bool:
         """Whether any entry that mentions the text answers yes. Without the lock: most sandboxes of a node have none

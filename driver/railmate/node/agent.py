@@ -66,8 +66,8 @@ _LOCK_PATIENCE = 40.0
 #: Seconds that a claim's addresses may be asked for, or its functions bound: ten NICs whose plugins or drivers all take
 #: as long as they may (20 and 25 s) are done by then.
 _LEASE_PATIENCE = 300.0
-#: Seconds in which the kubelet's threads come to a new task. As many pods as a node may have (110) that each wait half
-#: a minute for a device need less than two minutes.
+#: Seconds in which the kubelet's threads come to a new task. Each prepare waits half a minute at most; more than a node
+#: has pods may do so at the same time.
 _WORKERS_PATIENCE = 180.0
 
 
