@@ -281,6 +281,7 @@ class Agent:
             if time.monotonic() >= due:
                 self._reconciler.run()
                 self._attached.retry()
+                attempt(lambda: self._attached.take_over(self._ledger.entries().values()))
                 attempt(self._gate.look)
                 self._memlock.look()
                 self._rdma_cgroup.look()
