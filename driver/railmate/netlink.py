@@ -76,7 +76,7 @@ class Netlink:
         self._socket.send(_HEADER.pack(size, kind, flags | _REQUEST, self._sequence, 0) + body)
         while True:
             data = self._socket.recv(_BUFFER)
-            for answer, answer_flags, sequence, inside in _messages(data):
+            for answer, answer_flags, sequence, inside in messages(data):
                 if sequence != self._sequence:
                     continue  # the late answer to a request that was given up
                 self._disturbed |= bool(answer_flags & _INTERRUPTED) and answer != _ERROR
@@ -136,8 +136,8 @@ def words(value: bytes) -> str:
 _BYTE_ORDER: Literal["little", "big"] = "little" if struct.pack("=H", 1)[0] else "big"
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """Type, flags, sequence number and body of each message."""
+def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """Type, flags, sequence number and body of each message of a read."""
     offset = 0
     while offset + _HEADER.size <= len(data):
         size, kind, flags, sequence, _ = _HEADER.unpack_from(data, offset)

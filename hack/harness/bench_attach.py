@@ -26,11 +26,11 @@ from harness.bench_runtime import runtime_of
 from railmate.attach import links
 from railmate.attach.netdev import snapshot
 from railmate.attach.settings import NetdevSettings, Route
-from railmate.claims.attachments import Sandbox
 from railmate.claims.ledger import Ledger
 from railmate.claims.plan import NodeView
 from railmate.claims.records import ClaimRef, Entry, PreparedDevice, PreparedNic
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.sandbox import Sandbox
 from railmate.claims.state import ClaimState
 from railmate.inventory.model import Inventory
 from railmate.nri.events import ContainerAdjustment, ContainerInfo, PodSandbox

@@ -21,11 +21,12 @@ from component.sweep_infiniband import Port, infiniband
 from railmate.attach.drivers import DriverBinding
 from railmate.attach.ethtool import Ethtool
 from railmate.attach.namespaces import with_namespace
-from railmate.claims.attachments import Sandbox
 from railmate.claims.ledger import Ledger
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.sandbox import Sandbox
 from railmate.claims.state import ClaimState
+from railmate.claims.surroundings import Surroundings
 from railmate.inventory.model import Inventory, Netdev
 from railmate.kube.errors import ApiError
 from unit.attach.pci_bus import PciBus
@@ -336,11 +337,10 @@ class Driver:
         plugin = node.root / "plugins" / world.DRIVER
         ledger = Ledger(plugin)
         files = RuntimeFiles(world.DRIVER, plugin, node.root / "cdi", plugin / "gate")
-        self.state = ClaimState(node.api, view, ledger, files, world.BOOT)
         self.repairs: list[str] = []
-        self.reconciler = Reconciler(
-            node.api, ledger, files, self.state.moves, self.state.unprepare, self.repairs.append
-        )
+        around = Surroundings(repaired=self.repairs.append)
+        self.state = ClaimState(node.api, view, ledger, files, world.BOOT, around)
+        self.reconciler = Reconciler(node.api, ledger, files, self.state.moves, self.state.unprepare)
 
     def start(self, live: list[Sandbox], reconcile_first: bool) -> None:
         """What a real start does, in either order: the threads do not wait for each other."""

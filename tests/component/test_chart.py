@@ -86,6 +86,7 @@ def test_the_driver_accepts_the_arguments_that_the_chart_passes(render: Render, 
     parsed = parse(container["args"])
     assert parsed.driver_name == "railmate.dev"
     assert parsed.http_address == f"unix:{container['readinessProbe']['exec']['command'][1]}"
+    assert parsed.grace_period == driver_pod(render())["terminationGracePeriodSeconds"]
     assert parsed.share_pair_vfs is (setting == "sharePairVFs=true")
     assert parsed.publish == ("nics" if setting == "publish=nics" else "all")
 

@@ -238,7 +238,7 @@ def test_namespace_deleted_under_the_driver(driver: Driver, pods: list[str]) -> 
     # the kernel ends a namespace, and the veth with it, in its own time
     subprocess.run(["ip", "link", "delete", f"{TAG}p0"], capture_output=True, check=False)
     ip("link", "add", f"{TAG}back", "address", mac(0), "type", "veth", "peer", "name", f"{TAG}p0")
-    assert driver.state.moves.fetch_strays() == 1
+    assert driver.state.moves.strays.fetch() == 1
     assert_home(0)
     assert driver.files() == []
 

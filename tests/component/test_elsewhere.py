@@ -13,9 +13,10 @@ import pytest
 from component.netdev_lab import Pod, host_links, pods, run
 from railmate.attach.elsewhere import Elsewhere
 from railmate.attach.model import NetdevSnapshot, ReturnRequest, ReturnState
-from railmate.claims.attachments import Attachments
 from railmate.claims.ledger import Ledger
 from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedDevice, PreparedNic
+from railmate.claims.strays import Strays
+from railmate.claims.surroundings import Surroundings
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")
 
@@ -45,10 +46,8 @@ def unmounted() -> Iterator[int]:
 
 
 @pytest.fixture
-def moves(tmp_path: Path) -> Attachments:
-    found = Attachments("railmate.dev", Ledger(tmp_path), "boot")
-    found.elsewhere = Elsewhere(Path("/proc"))
-    return found
+def strays(tmp_path: Path) -> Strays:
+    return Strays(Ledger(tmp_path), "boot", Surroundings(elsewhere=Elsewhere(Path("/proc"))))
 
 
 def move(vf: NetdevSnapshot, namespace: str | int) -> None:
@@ -88,31 +87,31 @@ def test_the_drivers_own_namespace_is_none_of_them_and_each_is_there_once(pod: P
 
 
 def test_a_stray_comes_home_from_a_namespace_that_no_claim_knows(
-    vf: NetdevSnapshot, unmounted: int, moves: Attachments, tmp_path: Path
+    vf: NetdevSnapshot, unmounted: int, strays: Strays, tmp_path: Path
 ) -> None:
     move(vf, unmounted)
     ledger = Ledger(tmp_path)
     ledger.put_stray(vf)
-    assert moves.fetch_strays() == 0, "the host alone is looked at between the rounds"
-    assert moves.fetch_from_elsewhere() == (1, 0)
+    assert strays.fetch() == 0, "the host alone is looked at between the rounds"
+    assert strays.fetch_from_elsewhere() == (1, 0)
     assert is_home(vf)
     assert ledger.strays() == []
 
 
 def test_a_netdev_that_a_claim_has_again_stays_in_its_pod(
-    vf: NetdevSnapshot, pod: Pod, moves: Attachments, tmp_path: Path
+    vf: NetdevSnapshot, pod: Pod, strays: Strays, tmp_path: Path
 ) -> None:
     move(vf, pod.name)
     ledger = Ledger(tmp_path)
     ledger.put_stray(vf)
     device = PreparedDevice("main", "node1", "vf", nics=(PreparedNic(ADDRESS, "mine", replace(vf)),))
     ledger.put(Entry(ClaimRef("1-2-3", "team", "c"), ("pod",), (device,), "boot"))
-    assert moves.fetch_from_elsewhere() == (0, 0)
+    assert strays.fetch_from_elsewhere() == (0, 0)
     assert "mine" in pod.links()
 
 
 def test_a_stray_that_a_pod_on_the_host_network_has_again_stays_as_that_has_set_it_up(
-    vf: NetdevSnapshot, moves: Attachments, tmp_path: Path
+    vf: NetdevSnapshot, strays: Strays, tmp_path: Path
 ) -> None:
     """It is home but cannot be put right, its name is taken: the next pod on it must not lose its link every second."""
     run("ip", "link", "set", vf.name, "name", "elhome")
@@ -120,18 +119,18 @@ def test_a_stray_that_a_pod_on_the_host_network_has_again_stays_as_that_has_set_
     try:
         ledger = Ledger(tmp_path)
         ledger.put_stray(vf)
-        assert moves.fetch_strays() == 0
+        assert strays.fetch() == 0
         (called,) = [name for name, link in host_links().items() if link["address"] == vf.mac]
         device = PreparedDevice("main", "node1", "vf", nics=(PreparedNic(ADDRESS, "net1", vf),))
         at = Attachment("s", "pod", "team/p", None, True)
         ledger.put(Entry(ClaimRef("1-2-3", "team", "c"), ("pod",), (device,), "boot", None, at))
         run("ip", "link", "set", called, "mtu", "3000", "up")
-        moves.fetch_strays()
+        strays.fetch()
         link = host_links()[called]
         assert (link["mtu"], "UP" in link["flags"]) == (3000, True)
         ledger.drop("1-2-3")
         run("ip", "link", "delete", vf.name)
-        assert moves.fetch_strays() == 1
+        assert strays.fetch() == 1
         assert is_home(vf)
     finally:
         subprocess.run(["ip", "link", "delete", vf.name], capture_output=True, check=False)

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 import railmate.claims.attachments as attachments
 import railmate.claims.preparation as preparation
 import railmate.claims.presence as presence
+import railmate.claims.strays as strays
 from component.fuzz_inputs import ODD, damaged, fuzz, mutated, whole_config
 from railmate.attach.model import (
     AttachedNetdev,
@@ -88,9 +89,7 @@ class Node:
         self.ledger = Ledger(self.plugin)
         files = RuntimeFiles(DRIVER, self.plugin, self.cdi, self.plugin / "gate")
         self.state = ClaimState(self.api, view(), self.ledger, files, BOOT)
-        self.reconciler = Reconciler(
-            self.api, self.ledger, files, self.state.moves, self.state.unprepare, lambda kind: None
-        )
+        self.reconciler = Reconciler(self.api, self.ledger, files, self.state.moves, self.state.unprepare)
 
     def files(self) -> dict[str, bytes]:
         return {
@@ -137,7 +136,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(preparation, "snapshot", _snapshot)
     monkeypatch.setattr(preparation, "with_port", lambda nic, netdev: nic)
     monkeypatch.setattr(attachments, "attach_all", _attach_all)
-    monkeypatch.setattr(attachments, "return_all", _return_all)
+    for module in (attachments, strays):
+        monkeypatch.setattr(module, "return_all", _return_all)
     monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])
     monkeypatch.setattr(presence, "absent", lambda expected, netns: [False] * len(expected))
     monkeypatch.setattr("railmate.claims.reconcile.is_namespace", lambda path: True)
@@ -343,7 +343,7 @@ def test_no_request_stops_the_service(node: Node) -> None:
     class Verbs:
         """Without the waiting, and the kept claim is not given back."""
 
-        def prepare(self, one: ClaimRef) -> Any:
+        def prepare(self, one: ClaimRef, **_: object) -> Any:
             return node.state.prepare(one, patience=0)
 
         def unprepare(self, one: ClaimRef) -> None:

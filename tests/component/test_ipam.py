@@ -15,6 +15,7 @@ import pytest
 import railmate.claims.attachments as attachments
 import railmate.claims.preparation as preparation
 import railmate.claims.presence as presence
+import railmate.claims.strays as strays
 from component.netdev_lab import pods, veths
 from harness.gobuild import program
 from railmate.attach import ipam
@@ -86,6 +87,7 @@ def world(tmp_path: Path, plugins: Path, monkeypatch: pytest.MonkeyPatch) -> Wor
     monkeypatch.setattr(preparation, "snapshot", fake.snapshot)
     for name in ("attach_all", "return_all"):
         monkeypatch.setattr(attachments, name, getattr(fake, name))
+    monkeypatch.setattr(strays, "return_all", fake.return_all)
     monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])
     monkeypatch.setattr(presence, "absent", fake.absent)
     root = tmp_path / "node"

@@ -40,7 +40,7 @@ class Verbs:
         self.unprepared: list[ClaimRef] = []
         self.started, self.release = threading.Event(), threading.Event()
 
-    def prepare(self, ref: ClaimRef) -> PreparedClaim:
+    def prepare(self, ref: ClaimRef, *, given_up: threading.Event) -> PreparedClaim:
         if ref.name == "bad":
             raise RailmateError(f"{ref}: no")
         if ref.name == "slow":

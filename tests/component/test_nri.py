@@ -24,7 +24,7 @@ from railmate.claims.ledger import Ledger
 from railmate.claims.observation import Observations
 from railmate.claims.records import Entry, PreparedDevice, PreparedNic
 from railmate.claims.runtime_files import RuntimeFiles
-from railmate.claims.state import ClaimObserver
+from railmate.claims.surroundings import ClaimObserver
 from railmate.node.attached import AttachedClaims
 from railmate.node.events import RuntimeEvents
 from railmate.node.memlock import Memlock

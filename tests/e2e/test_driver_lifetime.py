@@ -15,12 +15,22 @@ import pytest
 from e2e.faults import driver_pods, driver_restarts, no_driver
 from e2e.lab import Lab, Workspace, claim_spec, eventually, pod, template
 from e2e.test_health import shown
-from e2e.test_kubelet_scenarios import PAIR, container, slices
+from e2e.test_kubelet_scenarios import (
+    PAIR,
+    container,
+    delete_by_force,
+    driver_log,
+    exists,
+    failures,
+    record_of,
+    slices,
+    stubborn,
+)
 from harness.deploy import CHART, NAMESPACE, RELEASE, wait_ready
 from harness.soakkills import kill_driver
 
 #: Seconds that the chart gives the driver to end.
-GRACE = 30.0
+GRACE = 40.0
 
 
 def stored_slices(lab: Lab) -> list[tuple[str, str, str]]:
@@ -143,6 +153,34 @@ def test_an_update_of_the_driver_costs_no_pod_its_start(
         assert "CAP_SYS_RESOURCE" in memlock_events(lab)[new.pop()]
     record_property("seconds from apply to ready", [round(one, 2) for one in stream.starts])
     record_property("seconds until the old driver had ended", round(ended[0], 1))
+
+
+def test_a_pod_that_waits_for_devices_starts_though_the_driver_is_told_to_end_meanwhile(
+    lab: Lab, workspace: Workspace
+) -> None:
+    """The old driver has the call that waits, and answers it; then it ends. Its successor attaches what is missing."""
+    workspace.apply(template("all", claim_spec(PAIR, count=8)))
+    workspace.apply(stubborn(pod("old", template="all"), 15))
+    workspace.wait_ready("old")
+    (old,) = driver_pods(lab)
+    delete_by_force(workspace, "pod", "old")
+    workspace.apply(pod("new", template="all"))
+    waits = f"ResourceClaim {workspace.namespace}/"
+    eventually(
+        lambda: any(waits in line and "is still held by" in line for line in driver_log(lab).splitlines()),
+        "the driver waits for the devices",
+    )
+    lab.cluster.kubectl("-n", NAMESPACE, "delete", "pod", old, "--wait=false")
+    record = f"{record_of(workspace, 'new')}.json"
+    assert not exists(lab, record), "the devices are not free yet"
+    eventually(lambda: old not in driver_pods(lab), "the old driver has ended", GRACE + 20)
+    assert exists(lab, record), "it has prepared the claim"
+    wait_ready(lab.cluster)
+    workspace.wait_ready("new", 60)
+    assert failures(workspace, "new") == []
+    assert {f"net{number}" for number in range(1, 9)} <= workspace.links("new").keys()
+    workspace.delete_pod("new")
+    lab.wait_home()
 
 
 @contextmanager

@@ -20,9 +20,9 @@ PAIR = "gpu-rdma-pair.railmate.dev"
 STUBBORN = 8
 
 
-def stubborn(one: dict[str, Any]) -> dict[str, Any]:
+def stubborn(one: dict[str, Any], seconds: int = STUBBORN) -> dict[str, Any]:
     """The pod's process ignores that it should end, until the grace period is over."""
-    one["spec"]["terminationGracePeriodSeconds"] = STUBBORN
+    one["spec"]["terminationGracePeriodSeconds"] = seconds
     one["spec"]["containers"][0]["command"] = ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"]
     return one
 

@@ -6,9 +6,11 @@ Numbers are those of the kernel's include/uapi/linux/rtnetlink.h (RTM_*, RTEXT_F
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
-from railmate.netlink import Attributes, attribute, attributes, u32
+from railmate.netlink import Attributes, attribute, attributes, messages, u32
 
+GROUP = 1  # RTMGRP_LINK: who is bound to it hears of all links of the namespace
 NEWLINK, DELLINK, GETLINK, SETLINK, NEWPROPERTY, DELPROPERTY = 16, 17, 18, 19, 108, 109
 
 ADDRESS, BROADCAST, IFNAME, MTU, LINK, LINKINFO, ALIAS, VFINFO_LIST = 1, 2, 3, 4, 5, 18, 20, 22
@@ -31,6 +33,14 @@ def question(index: int = 0, parts: bytes = b"", *, vfs: bool = False) -> bytes:
     """The body that asks about a link, or in a dump about all; with ``vfs`` also what it keeps of its VFs."""
     wanted = _SKIP_STATISTICS | (_WITH_VFS if vfs else 0)
     return about(index, parts + attribute(EXT_MASK, u32(wanted)))
+
+
+def heard(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Of what was read from ``GROUP``: NEWLINK or DELLINK, index and flags of each link that is spoken of."""
+    for kind, _, _, message in messages(data):
+        if kind in (NEWLINK, DELLINK) and len(message) >= _INFO.size:
+            _, _, index, flags, _ = _INFO.unpack_from(message)
+            yield kind, index, flags
 
 
 def answer(message: bytes) -> tuple[int, int, Attributes]:

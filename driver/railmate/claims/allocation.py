@@ -18,12 +18,20 @@ class ClaimError(RailmateError):
     """This claim cannot be prepared; trying again changes nothing unless somebody changes something."""
 
 
-class NotYetError(RailmateError):
-    """Cannot be done now; will pass by itself, as a rule. ``next_step`` is a sentence for when it does not."""
+class GivenUpError(ClaimError):
+    """Nobody waits for the answer any more, so nothing is prepared."""
 
-    def __init__(self, message: str, next_step: str | None = None) -> None:
+    def __init__(self, ref: ClaimRef) -> None:
+        super().__init__(f"{ref}: the kubelet has given up on this call; it asks anew.")
+
+
+class NotYetError(RailmateError):
+    """Cannot be done now; will pass by itself, as a rule. ``next_step`` is a sentence for when it does not; ``holder``
+    the UID of the claim that has what is wanted."""
+
+    def __init__(self, message: str, next_step: str | None = None, *, holder: str | None = None) -> None:
         super().__init__(message)
-        self.next_step = next_step
+        self.next_step, self.holder = next_step, holder
 
 
 def check_claim(claim: Mapping[str, Any], ref: ClaimRef) -> None:

@@ -7,12 +7,11 @@ it is made. What the runtime reads of a claim is right before the gate opens, to
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from railmate.attach.elsewhere import Elsewhere
 from railmate.attach.model import (
     AttachedNetdev,
     MoveRequest,
@@ -25,9 +24,12 @@ from railmate.attach.namespaces import is_namespace
 from railmate.attach.netdev import attach_all, remove_all, return_all
 from railmate.attach.rdma import attach_rdma, return_rdma
 from railmate.claims import leases, presence
+from railmate.claims.attempt import attempt
 from railmate.claims.ledger import Ledger
-from railmate.claims.rdmastrays import RdmaStrays
-from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedNic, of_boot
+from railmate.claims.records import Attachment, Entry, PreparedNic
+from railmate.claims.sandbox import Sandbox, why_not
+from railmate.claims.strays import Strays
+from railmate.claims.surroundings import Surroundings
 from railmate.errors import RailmateError
 
 log = logging.getLogger(__name__)
@@ -36,43 +38,15 @@ log = logging.getLogger(__name__)
 NicKey = tuple[str, str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Sandbox:
-    """A pod's sandbox as the runtime names it. ``netns`` is None on the host network."""
-
-    id: str
-    pod_uid: str
-    pod: str  # namespace/name
-    netns: Path | None
-
-
 class Attachments:
-    def __init__(
-        self,
-        driver: str,
-        ledger: Ledger,
-        boot_id: str,
-        on_attached: Callable[[Entry], None] = lambda entry: None,
-    ) -> None:
-        self.driver, self._ledger, self._on_attached = driver, ledger, on_attached
-        self.boot_id = boot_id
-        self.repaired: Callable[[str], None] = lambda kind: None  # whoever counts repairs sets it
-        self.elsewhere: Elsewhere | None = None  # where strays may be; whoever knows the node sets it
-        # whether the PCI function is there; likewise
-        self.on_bus: Callable[[str], bool] = lambda address: True
-        # the claim's entry with the device nodes that it has now, also on disk; whoever knows the node sets it
-        self.renewed: Callable[[Entry], Entry] = lambda entry: entry
-        # tells the claim's user: claim, reason, sentence
-        self.tell: Callable[[ClaimRef, str, str], None] = lambda claim, reason, message: None
-        #: An entry whose devices have just been moved, as it is now; see `Observations.refreshed`. Set likewise.
-        self.refreshed: Callable[[Entry], Entry] = lambda entry: entry
-        self._rdma_strays = RdmaStrays(ledger)
+    def __init__(self, driver: str, ledger: Ledger, boot_id: str, around: Surroundings | None = None) -> None:
+        self.driver, self._ledger, self.boot_id = driver, ledger, boot_id
+        self.around = around or Surroundings()
+        self.strays = Strays(ledger, boot_id, self.around)
 
     def attach(self, entries: Sequence[Entry], sandbox: Sandbox) -> None:
         """Move all netdevs of these claims into the sandbox, in one go, and open the gate for each claim."""
-        for entry in entries:
-            if entry.attached_to(sandbox.id):
-                self.mend(entry)
+        entries = [self.mend(entry) if entry.attached_to(sandbox.id) else entry for entry in entries]
         noted: list[Entry] = []
         try:
             for entry in entries:
@@ -83,9 +57,9 @@ class Attachments:
             self._take_back(noted)
             raise
         try:
-            netdevs = self._move_in(noted, sandbox)
+            netdevs = self._move([nic for entry in noted for nic in entry.nics], sandbox)
             # also on the host network: between two pods of a claim its devices have been somewhere else
-            noted = [self.refreshed(entry) for entry in noted]
+            noted = [self.around.refreshed(entry) for entry in noted]
         except RailmateError as error:
             self._take_back(noted)
             claims = ", ".join(str(entry.claim) for entry in noted)
@@ -118,7 +92,7 @@ class Attachments:
             )
         if entry.attachment is not None:
             if entry.attachment.pod_uid != sandbox.pod_uid:
-                raise RailmateError(self.why_not(entry, sandbox))
+                raise RailmateError(why_not(self.driver, entry, sandbox))
             entry = self.detach(entry, "its pod has a new sandbox")
         netns = str(sandbox.netns) if sandbox.netns else None
         entry = entry.with_attachment(Attachment(sandbox.id, sandbox.pod_uid, sandbox.pod, netns))
@@ -127,14 +101,10 @@ class Attachments:
             self._ledger.put(entry, durable=False)
         return entry
 
-    def _move_in(self, entries: Sequence[Entry], sandbox: Sandbox) -> Mapping[NicKey, AttachedNetdev]:
+    def _move(self, nics: Sequence[PreparedNic], sandbox: Sandbox) -> Mapping[NicKey, AttachedNetdev]:
         """By the NIC's key."""
         if sandbox.netns is None:
             return {}
-        return self._move([nic for entry in entries for nic in entry.nics], sandbox)
-
-    def _move(self, nics: Sequence[PreparedNic], sandbox: Sandbox) -> Mapping[NicKey, AttachedNetdev]:
-        assert sandbox.netns is not None
         requests: list[MoveRequest | SubInterfaceRequest] = []
         for nic in nics:
             if nic.snapshot:
@@ -155,7 +125,7 @@ class Attachments:
         entry = entry.with_attachment(replace(entry.attachment, netdevs=mine, complete=True))
         self._ledger.put(entry, durable=False)
         self._open_gate(entry, sandbox)
-        self._on_attached(entry)
+        self.around.observer.attached(entry)
         moved = ", ".join(f"{netdev.pci_address} as {netdev.name}" for netdev in mine) or "nothing to move"
         log.info(
             "%s: attached to %s: %s", entry.claim, sandbox.pod, moved if sandbox.netns else "host network"
@@ -178,20 +148,20 @@ class Attachments:
         if errors:
             raise errors[0]
 
-    def mend(self, entry: Entry) -> None:
+    def mend(self, entry: Entry) -> Entry:
         """Attach again what has left the claim's sandbox by itself: its driver was bound anew, as a rule. What is still
-        there stays: a container may be using it.
+        there stays: a container may be using it. Returns the entry as it is now.
 
         Raises RailmateError when it cannot be attached, and the gate stays closed then; and when the devices have other
         nodes now: a container that is being made at this moment has the former ones.
         """
         at = entry.attachment
         if at is None or not at.complete or at.netns is None or entry.boot_id != self.boot_id:
-            return
+            return entry
         sandbox = Sandbox(at.sandbox, at.pod_uid, at.pod, Path(at.netns))
         gone = [nic for _, nic in presence.gone([entry], Path(at.netns))]
         if not gone:
-            return
+            return entry if self._ledger.is_open(entry.claim.uid, at.sandbox) else self._with_nodes_now(entry)
         self._ledger.close_gate(entry.claim.uid)
         names = ", ".join(nic.address for nic in gone)
         what = (
@@ -200,12 +170,11 @@ class Attachments:
         )
         log.warning("%s", what)
         try:
-            now = self.renewed(entry)
             moved = self._move(gone, sandbox)
-            now = self.refreshed(now)
+            now = self.around.refreshed(entry)
         except RailmateError as error:
             message = f"{what}, and cannot be attached to it again: {error}"
-            self.tell(
+            self.around.observer.claim_event(
                 entry.claim,
                 "NicNotInPod",
                 f"{message}. It is tried again. Delete the pod to move it elsewhere.",
@@ -213,8 +182,8 @@ class Attachments:
             raise RailmateError(f"{self.driver}: {message}. It is tried again.") from error
         netdevs = {(one.pci_address, one.share): one for one in at.netdevs} | dict(moved)
         self._complete(now, netdevs, sandbox)
-        self.repaired("NIC that had left its pod")
-        self.tell(
+        self.around.repaired("NIC that had left its pod")
+        self.around.observer.claim_event(
             entry.claim, "NicAttachedAgain", f"{what}. It is attached again; what used it must open it anew."
         )
         if now.devices != entry.devices:
@@ -222,6 +191,15 @@ class Attachments:
                 f"{self.driver}: the devices of {entry.claim} have come anew, with other device nodes; "
                 "the container starts with them by itself."
             )
+        return now
+
+    def _with_nodes_now(self, entry: Entry) -> Entry:
+        """Of an entry whose gate is closed though all is in place: who moved its devices may have ended right after the
+        move, and what is known of their nodes be from before."""
+        now = self.around.refreshed(entry)
+        if now != entry:
+            self._ledger.put(now, durable=False)
+        return now
 
     def bring_in_line(self, entry: Entry, live: Mapping[str, Sandbox]) -> None:
         """Make the attachment what the pods' live sandboxes (by pod UID) say it should be.
@@ -236,7 +214,7 @@ class Attachments:
             # after a restart of containerd the end of an older sandbox is never told
             entry = self.detach(entry, "its namespace has ended" if ended else "its pod has a new sandbox")
             if ended:
-                self.repaired("ended namespace")
+                self.around.repaired("ended namespace")
         # where one pod has it the others that it is reserved for wait, and are told when their containers are made
         holder = entry.attachment.pod_uid if entry.attachment is not None else None
         for uid in (one for one in entry.pods if holder in (None, one)):
@@ -265,7 +243,7 @@ class Attachments:
             # what is not there is a stray then, and fetched as soon as it comes
             self._return_rdma(entry, Path(attachment.netns))
             returned = return_all(requests, Path(attachment.netns)) if requests else []
-            self._remember_strays(entry, returned)
+            self.strays.remember(entry, returned)
             self._report(entry, returned, why)
             if left:
                 raise RailmateError(f"{entry.claim}: {'; '.join(left)}. It is tried again.")
@@ -286,16 +264,6 @@ class Attachments:
         ]
         return remove_all(ends, netns) if ends else []
 
-    def _remember_strays(self, entry: Entry, returned: Sequence[NetdevReturn]) -> None:
-        """A netdev that comes home after its claim is forgotten must still find its name and MAC again, and one that
-        could not be put right is tried again."""
-        snapshots = {nic.address: nic.snapshot for nic in entry.nics if nic.snapshot}
-        for one in returned:
-            if one.state is ReturnState.LOST or (one.home and one.problems):
-                attempt(partial(self._ledger.put_stray, snapshots[one.pci_address]))
-            elif one.home:
-                self._ledger.drop_stray(one.pci_address)
-
     def _return_rdma(self, entry: Entry, netns: Path) -> None:
         """RDMA devices before their netdevs. What is not home yet, or has another name, is looked for."""
         nics = [nic for nic in entry.nics if not nic.sub and nic.rdma]
@@ -308,7 +276,7 @@ class Attachments:
             log.warning("%s: %s", entry.claim, problem)
         for nic in nics:
             if any(device.name in problems for device in nic.rdma):
-                attempt(partial(self._rdma_strays.put, nic.address, nic.rdma))
+                self.strays.remember_rdma(nic)
 
     def _report(self, entry: Entry, returned: Sequence[NetdevReturn], why: str) -> None:
         """Log what became of the netdevs. Raises RailmateError when one is still in the pod."""
@@ -329,64 +297,3 @@ class Attachments:
         ended = [f"sub-interface of {nic.address} ended" for nic in entry.nics if nic.sub]
         states = ", ".join([*(f"{one.pci_address} {one.state}" for one in returned), *ended])
         log.info("%s: detached (%s): %s", entry.claim, why, states)
-
-    def why_not(self, entry: Entry, sandbox: Sandbox) -> str:
-        at = entry.attachment
-        if sandbox.pod_uid not in entry.pods or (at is not None and at.pod_uid != sandbox.pod_uid):
-            where = f"is in pod {at.pod}" if at is not None else "was prepared for another pod"
-            return (
-                f"{self.driver}: the NIC of {entry.claim} {where}, and a NIC can be in one pod only. "
-                f"Give pod {sandbox.pod} a claim of its own through a ResourceClaimTemplate."
-            )
-        return (
-            f"{self.driver}: the NIC of {entry.claim} is not attached to pod {sandbox.pod} yet; "
-            "the container starts by itself once it is."
-        )
-
-    def fetch_strays(self) -> int:
-        """Put right what has come home since it was lost; return how many did. What a pod has again stays as that has
-        set it up: on the host network it uses it there. It is put right when the pod has ended."""
-        strays = self._ledger.strays()
-        if not strays:
-            return 0
-        in_use = {
-            nic.address
-            for entry in of_boot(self._ledger.entries().values(), self.boot_id)
-            if entry.attachment is not None
-            for nic in entry.nics
-        }
-        wanted = [ReturnRequest(stray) for stray in strays if stray.pci_address not in in_use]
-        return self._put_right(return_all(wanted, None)) if wanted else 0
-
-    def fetch_from_elsewhere(self) -> tuple[int, int]:
-        """Bring strays home from namespaces that no claim knows, netdevs and RDMA devices; how many of each. Takes
-        some tenths of a second where there are strays."""
-        strays, rdma = self._ledger.strays(), self._rdma_strays.all()
-        if not strays and not rdma:
-            return 0, 0
-        # what a claim has got again since is where it belongs, in that claim's pod
-        held = {nic.address for entry in self._ledger.entries().values() for nic in entry.nics}
-        # before their netdevs, which soft ones end with
-        found = self._rdma_strays.fetch(held, self.elsewhere)
-        wanted = [ReturnRequest(stray) for stray in strays if stray.pci_address not in held]
-        return self._put_right(self.elsewhere.fetch_netdevs(wanted) if self.elsewhere else ()), found
-
-    def _put_right(self, returned: Sequence[NetdevReturn]) -> int:
-        right = [one for one in returned if one.home and not one.problems]
-        for one in right:
-            self._ledger.drop_stray(one.pci_address)
-            log.info("the netdev of %s is home again, as %s", one.pci_address, one.name)
-        return len(right)
-
-
-def attempt(verb: Callable[[], object]) -> bool:
-    """Do it if it can be done; one failure must not stop the rest. Failures are logged."""
-    try:
-        verb()
-    except RailmateError as error:
-        log.warning("%s", error)
-    except Exception:
-        log.exception("unexpected error; going on with the rest")
-    else:
-        return True
-    return False

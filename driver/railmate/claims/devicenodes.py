@@ -9,6 +9,7 @@ from pathlib import Path
 from railmate.cdi.spec import DeviceNode
 from railmate.claims.allocation import ClaimError, NotYetError
 from railmate.claims.nodeview import NodeView
+from railmate.claims.rdmanodes import NoNodesError, names_now
 from railmate.claims.records import ClaimRef, PreparedDevice
 from railmate.inventory.gpus import SHARED_NODES
 from railmate.inventory.model import Gpu, GpuVendor, PciFunction
@@ -35,12 +36,10 @@ class DeviceNodes:
             for device in function.rdma_devices
             for name in self._node.char_devices(device.name) or device.char_devices
         ]
-        return self._rdma(names, shared=shared)
+        return self._rdma(name for name in names if not shared or name.startswith("uverbs"))
 
-    def _rdma(self, names: Iterable[str], *, shared: bool) -> list[DeviceNode]:
-        nodes = [
-            self._node_of(f"infiniband/{name}") for name in names if not shared or name.startswith("uverbs")
-        ]
+    def _rdma(self, names: Iterable[str]) -> list[DeviceNode]:
+        nodes = [self._node_of(f"infiniband/{name}") for name in names]
         if nodes:
             connection_manager = self._node_of("infiniband/rdma_cm")
             if self._node.node_exists(Path(connection_manager.host_path)):
@@ -77,14 +76,11 @@ class DeviceNodes:
         return replace(device, nodes=tuple(dict.fromkeys(nodes)), vendor_cdi_ids=tuple(vendor_ids))
 
     def _rdma_renewed(self, device: PreparedDevice) -> list[DeviceNode]:
-        """Of the NICs that the claim holds: their RDMA devices may be in a pod, and are known by name."""
-        nodes: list[DeviceNode] = []
-        for nic in device.nics:
-            names = [self._node.char_devices(one.name) for one in nic.rdma]
-            if not all(names):
-                return self._rdma_as_before(device)
-            nodes += self._rdma([name for of_one in names for name in of_one], shared=nic.sub is not None)
-        return nodes
+        """Of the NICs that the claim holds: their RDMA devices may be in a pod."""
+        try:
+            return self._rdma(names_now(device, self._node.char_devices))
+        except NoNodesError:
+            return self._rdma_as_before(device)
 
     def _rdma_as_before(self, device: PreparedDevice) -> list[DeviceNode]:
         """Of RDMA devices that show no nodes at this moment; raises NotYetError when those are another's by now."""

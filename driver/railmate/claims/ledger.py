@@ -181,6 +181,14 @@ class Ledger:
         path = self._path(uid)
         return self._read(path) if path.exists() else None
 
+    def mark(self, uid: str) -> tuple[int, int] | None:
+        """Of a claim's record: another whenever it has been written anew, None when it is gone. Needs no lock."""
+        try:
+            found = self._path(uid).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
     def put(self, entry: Entry, *, durable: bool = True) -> None:
         """Write the entry; ``durable`` entries survive a power cut, others only this process."""
         path, record = self._path(entry.claim.uid), entry.to_json()
@@ -241,6 +249,9 @@ class Ledger:
         that was made with a CDI spec of other device nodes does not start."""
         content = (("host" if host_network else "") + (f"\n{nodes}" if nodes else "")).encode()
         files.write_bytes(self._attached / f"{uid}.{sandbox}", content, durable=False)
+
+    def is_open(self, uid: str, sandbox: str) -> bool:
+        return (self._attached / f"{uid}.{sandbox}").exists()
 
     def close_gate(self, uid: str, sandbox: str = "*") -> None:
         for marker in self._attached.glob(f"{uid}.{sandbox}"):

@@ -29,5 +29,6 @@ class NodeView:
     sysfs_root: Path = Path("/sys")
     #: Whether a PCI function is there at this moment. The inventory keeps those that claims hold, gone or not.
     on_bus: Callable[[str], bool] = lambda address: True
-    #: The character devices of an RDMA device at this moment; none where they cannot be known.
-    char_devices: Callable[[str], tuple[str, ...]] = lambda device: ()
+    #: The character devices of an RDMA device, given its name and, if it helps, its PCI function, at this moment; none
+    #: where they cannot be known.
+    char_devices: Callable[..., tuple[str, ...]] = lambda device, pci_address=None: ()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from railmate.attach.rdmalook import Wanted, char_devices, look
 from railmate.attach.rdmamodel import SeenNic
 from railmate.claims.ledger import Ledger
-from railmate.claims.rdmanodes import has_rdma_nodes, with_rdma_nodes
+from railmate.claims.rdmanodes import NoNodesError, has_rdma_nodes, names_now, with_rdma_nodes
 from railmate.claims.records import Entry, PreparedDevice, Seen
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.seen import interface_of
@@ -24,8 +25,8 @@ log = logging.getLogger(__name__)
 
 class Observations:
     def __init__(self, ledger: Ledger, runtime_files: RuntimeFiles, sysfs_root: Path, dev_root: Path) -> None:
-        self._ledger, self._files = ledger, runtime_files
-        self._sysfs_root, self._dev_root = sysfs_root, dev_root
+        self._ledger, self._files, self._dev_root = ledger, runtime_files, dev_root
+        self._char_devices = partial(char_devices, sysfs_root)
 
     def observe(self, uid: str) -> Entry | None:
         """Look at the claim's NICs and remember what is seen; None when they are in no pod (any more).
@@ -55,12 +56,8 @@ class Observations:
                 self._ledger.put(replace(now, seen=replace(now.seen, told=True)), durable=False)
 
     def refreshed(self, entry: Entry) -> Entry:
-        """The entry with the character devices that its RDMA devices have now; where they are others the runtime's
-        files are written anew. Call it under the ledger's lock, after the move and before the gate opens.
-
-        A move into another namespace gives a device new ones: its clients go and come (disable_device() and
-        enable_device() in drivers/infiniband/core/device.c), uverbs and umad each take the lowest number that is free,
-        and the former ones may be another claim's by now. A soft device is made anew altogether.
+        """The entry with the character devices that its RDMA devices have now (see `names_now`); where they are others
+        the runtime's files are written anew. Call it under the ledger's lock, after the move and before the gate opens.
 
         Raises RailmateError when a device that had character devices has none, and when the disk refuses.
         """
@@ -75,17 +72,12 @@ class Observations:
     def _with_nodes(self, device: PreparedDevice, entry: Entry) -> PreparedDevice:
         if not has_rdma_nodes(device):
             return device  # nothing of the kernel's gives it any
-        names = []
-        for nic in device.nics:
-            for rdma in nic.rdma:
-                found = char_devices(self._sysfs_root, rdma.name, None if rdma.soft else nic.address)
-                if not found:
-                    raise RailmateError(
-                        f"{entry.claim}: {rdma} of {nic.address} has no character device below /dev/infiniband at the "
-                        "moment. It is tried again; if it stays so, look at the kernel's log on the node"
-                    )
-                # of a shared port no umad and issm, as when the claim was prepared
-                names += [name for name in found if nic.sub is None or name.startswith("uverbs")]
+        try:
+            names = names_now(device, self._char_devices)
+        except NoNodesError as error:
+            raise RailmateError(
+                f"{entry.claim}: {error}. It is tried again; if it stays so, look at the kernel's log on the node"
+            ) from error
         return with_rdma_nodes(device, names, self._dev_root)
 
     def _write(self, entry: Entry) -> None:

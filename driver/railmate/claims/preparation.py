@@ -71,7 +71,7 @@ class Preparation:
             if known is not None and (leases.held(known) or self._rebinding.held(known)):
                 raise HeldError(known)
             self._ledger.close_gate(ref.uid)  # a marker from before a reboot says nothing
-            self._moves.fetch_strays()  # a netdev that came home late is to be remembered by its own name
+            self._moves.strays.fetch()  # a netdev that came home late is to be remembered by its own name
             entry = self._new_entry(claim, ref, node, entries)
             self._leases.begin(ref.uid)
             self._ledger.put(entry)
@@ -95,7 +95,7 @@ class Preparation:
             (device.pool, device.device, device.share_id) for device in known.devices
         ]:
             return None
-        known = self.renewed(known, node)
+        known = self._renewed(known, node)
         if pods == known.pods:
             return known
         if known.attachment is not None and known.attachment.pod_uid not in pods:
@@ -104,8 +104,8 @@ class Preparation:
         self._ledger.put(entry)
         return entry
 
-    def renewed(self, known: Entry, node: NodeView) -> Entry:
-        """The entry with the device nodes that its devices have at this moment, written where those are others.
+    def _renewed(self, known: Entry, node: NodeView) -> Entry:
+        """The entry with the device nodes that its devices have at this moment, put where those are others.
 
         Raises ClaimError when a device is gone, NotYetError when its nodes are not there.
         """
@@ -113,10 +113,9 @@ class Preparation:
         devices = tuple(nodes.renewed(device) for device in known.devices)
         if devices == known.devices:
             return known
-        log.warning("%s: its device nodes are others than before; its CDI spec is written anew", known.claim)
+        log.warning("%s: its device nodes are others than before; they are put right", known.claim)
         entry = replace(known, devices=devices)
         self._ledger.put(entry)
-        self._files.write(entry)
         return entry
 
     def _new_entry(
@@ -158,7 +157,8 @@ class Preparation:
             both = sorted(overlap(wanted, other.parts)) if other.boot_id == self._boot_id else []
             if both:
                 raise NotYetError(
-                    f"{ref}: {', '.join(both)} is still held by {other.claim} ({other.claim.uid})."
+                    f"{ref}: {', '.join(both)} is still held by {other.claim} ({other.claim.uid}).",
+                    holder=other.claim.uid,
                 )
 
     def _with_snapshots(

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from railmate.cdi.spec import DeviceNode
 from railmate.claims.records import PreparedDevice
+from railmate.errors import RailmateError
+
+
+class NoNodesError(RailmateError):
+    """An RDMA device that has none at this moment."""
+
+
+def names_now(device: PreparedDevice, look: Callable[..., Sequence[str]]) -> list[str]:
+    """The names below /dev/infiniband that the RDMA devices of its NICs have at this moment, whatever namespace those
+    are in; a few files are read. ``look`` is `railmate.attach.rdmalook.char_devices` of a sysfs.
+
+    A move into another namespace gives a device new ones: its clients go and come (disable_device() and enable_device()
+    in drivers/infiniband/core/device.c), uverbs and umad each take the lowest number that is free, and the former ones
+    may be another claim's by now. A driver that is bound anew has new ones, too; a soft device is made anew altogether.
+
+    Raises NoNodesError.
+    """
+    names: list[str] = []
+    for nic in device.nics:
+        for rdma in nic.rdma:
+            found = look(rdma.name, None if rdma.soft else nic.address)
+            if not found:
+                raise NoNodesError(
+                    f"{rdma} of {nic.address} has no character device below /dev/infiniband at the moment"
+                )
+            # of a shared port no umad and issm: with those one pod could change the port that all others use
+            names += [name for name in found if nic.sub is None or name.startswith("uverbs")]
+    return names
 
 
 def has_rdma_nodes(device: PreparedDevice) -> bool:

@@ -14,18 +14,20 @@ from pathlib import Path
 
 from railmate.attach.namespaces import is_namespace
 from railmate.claims.allocation import allocated, reserved_pods
-from railmate.claims.attachments import Attachments, Sandbox, attempt
+from railmate.claims.attachments import Attachments
+from railmate.claims.attempt import attempt
 from railmate.claims.ledger import Ledger
 from railmate.claims.records import ClaimRef, Entry
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.sandbox import Sandbox
 from railmate.claims.state import ClaimsApi
 from railmate.errors import RailmateError
 from railmate.kube.errors import ApiError
 
 log = logging.getLogger(__name__)
 
-#: Counts a repair, by kind.
-Repaired = Callable[[str], None]
+#: Seconds between two looks whether a pod has ended whose claim is gone.
+_ENDS_EVERY = 1.0
 
 
 class Reconciler:
@@ -36,7 +38,6 @@ class Reconciler:
         runtime_files: RuntimeFiles,
         moves: Attachments,
         release: Callable[[ClaimRef], None],
-        repaired: Repaired,
         sandboxes: Callable[[], Mapping[str, Sandbox] | None] = dict,
         answered: Callable[[], Set[str]] = frozenset,
         on_node: Callable[[str], bool] = lambda address: False,
@@ -46,8 +47,7 @@ class Reconciler:
         prepared: the others are inherited. ``on_node``: whether a NIC's netdev is in the node's own namespace."""
         self._api, self._ledger, self._files, self._moves = api, ledger, runtime_files, moves
         self._driver = moves.driver
-        self._release, self._repaired = release, repaired
-        moves.repaired = repaired
+        self._release, self._repaired = release, moves.around.repaired
         self._sandboxes = sandboxes
         self._answered, self._on_node = answered, on_node
         # of the inherited ones: what is gone from the API while its pod still runs, and what was there
@@ -59,16 +59,16 @@ class Reconciler:
         attempt(self._local)
         attempt(self._inherited_claims)
 
-    def await_ends(self) -> bool:
+    def await_ends(self) -> float | None:
         """Between the rounds: put right what has come home, attach again what has left its pod, release what has
-        ended. Whether more is awaited."""
-        awaited = False
-        for look in (self.fetch_strays, self.bring_back, self.release_ended):
+        ended. Seconds until this is worth doing again; None where nothing is awaited before the next round."""
+        pauses: list[float | None] = []
+        for look in (self._fetch_strays, self._bring_back, self._release_ended):
             try:
-                awaited |= look()
+                pauses.append(look())
             except RailmateError as error:
                 log.warning("%s", error)
-        return awaited
+        return min((pause for pause in pauses if pause is not None), default=None)
 
     # --- what needs no API
     def _local(self) -> None:
@@ -83,22 +83,20 @@ class Reconciler:
             half_done = self._ledger.remove_temporaries() + self._ledger.remove_orphaned_copies()
             for _ in range(half_done + self._files.remove_temporaries()):
                 self._repaired("half-written file")
-            self.fetch_strays()
-            for kind, count in zip(
-                ("stray netdev", "stray RDMA device"), self._moves.fetch_from_elsewhere(), strict=True
-            ):
+            home = self._moves.strays.fetch()
+            netdevs, rdma = self._moves.strays.fetch_from_elsewhere()
+            for kind, count in (("stray netdev", home + netdevs), ("stray RDMA device", rdma)):
                 for _ in range(count):
                     self._repaired(kind)
 
-    def fetch_strays(self) -> bool:
-        """Put right what has come home; whether something is on its way. That of a function that is gone from the bus
-        comes with the function, if ever: the next round looks for it."""
+    def _fetch_strays(self) -> float | None:
+        """Seconds until the next look."""
         with self._ledger.locked():
-            for _ in range(self._moves.fetch_strays()):
+            for _ in range(self._moves.strays.fetch_due()):
                 self._repaired("stray netdev")
-            return any(self._moves.on_bus(stray.pci_address) for stray in self._ledger.strays())
+            return self._moves.strays.pause()
 
-    def bring_back(self) -> bool:
+    def _bring_back(self) -> float | None:
         """What a pod has and is on the node all the same: its driver was bound anew, as a rule, or its namespace has
         ended. Costs a look into sysfs for each NIC of a pod; nothing is awaited, the kernel tells of the next one."""
         for uid, entry in self._ledger.entries().items():
@@ -107,7 +105,7 @@ class Reconciler:
                     now = self._ledger.get(uid)
                     if now is not None and self._has_left(now):
                         attempt(partial(self._moves.bring_in_line, now, self._sandboxes() or {}))
-        return False
+        return None
 
     def _has_left(self, entry: Entry) -> bool:
         at = entry.attachment
@@ -163,8 +161,8 @@ class Reconciler:
             attempt(partial(self._release_if_gone, entries[uid]))
         self._there &= entries.keys()
 
-    def release_ended(self) -> bool:
-        """Release claims that are gone from the API as soon as their pods have ended, too; whether some have not.
+    def _release_ended(self) -> float | None:
+        """Release claims that are gone from the API as soon as their pods have ended, too. Seconds until the next look.
 
         Asks nobody but the runtime's last word while they run, so it may be called often.
         """
@@ -174,7 +172,7 @@ class Reconciler:
                 self._gone.discard(uid)  # the kubelet was faster
             else:
                 attempt(partial(self._release_if_gone, entry))
-        return bool(self._gone)
+        return _ENDS_EVERY if self._gone else None
 
     def _release_if_gone(self, entry: Entry) -> None:
         uid = entry.claim.uid

@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from railmate.claims import leases, presence, rebinding
-from railmate.claims.allocation import ClaimError, NotYetError, reserved_pods
-from railmate.claims.attachments import Attachments, Sandbox, attempt
+from railmate.claims.allocation import ClaimError, GivenUpError, NotYetError, reserved_pods
+from railmate.claims.attachments import Attachments
+from railmate.claims.attempt import attempt
 from railmate.claims.holdings import Holdings
 from railmate.claims.leases import Leases
 from railmate.claims.ledger import Ledger
@@ -27,15 +28,20 @@ from railmate.claims.preparation import HeldError, Preparation
 from railmate.claims.rebinding import Rebinding, partition_missing
 from railmate.claims.records import ClaimRef, Entry, PreparedDevice, PreparedNic
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.sandbox import Sandbox, why_not
+from railmate.claims.surroundings import Surroundings
+from railmate.claims.waiting import POLL, Waiting
 from railmate.errors import RailmateError
 from railmate.inventory.rdmanetlink import NetnsMode
+from railmate.kube.errors import ApiError
 
 log = logging.getLogger(__name__)
 
 #: Seconds that prepare waits for devices that are about to come free. The kubelet gives the call 45 s,
 #: and asks again only after 60-90 s when it fails, so waiting is the shorter way.
 PREPARE_PATIENCE = 30.0
-_POLL = 0.25  # another instance of the driver may free a device; only looking tells
+#: Seconds between two tries to reach an API server that does not answer, at most.
+_LONGEST_PAUSE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +54,6 @@ class PreparedClaim:
 
 class ClaimsApi(Protocol):
     def get_claim(self, namespace: str, name: str) -> dict[str, Any]: ...
-
-
-class ClaimObserver:
-    """Hears what became of claims. Called under the ledger's lock, so it must not block. This one ignores it."""
-
-    def attached(self, entry: Entry) -> None:
-        """The claim's netdevs are in its pod."""
-
-    def released(self, claim: ClaimRef) -> None:
-        """Nothing of the claim is left on the node."""
-
-    def claim_event(self, claim: ClaimRef, reason: str, message: str) -> None:
-        """Something that the claim's user should know."""
 
 
 @contextmanager
@@ -83,22 +76,17 @@ class ClaimState:
         ledger: Ledger,
         runtime_files: RuntimeFiles,
         boot_id: str,
-        observer: ClaimObserver | None = None,
+        around: Surroundings | None = None,
     ) -> None:
         self._api, self._node, self._ledger, self._files = api, node, ledger, runtime_files
-        self._observer = observer or ClaimObserver()
         self.holdings = Holdings(ledger, boot_id)
-        self.moves = Attachments(node.driver, ledger, boot_id, self._observer.attached)
-        self.moves.tell = self._observer.claim_event
+        self.moves = Attachments(node.driver, ledger, boot_id, around)
         self._leases = Leases(ledger, runtime_files, lambda: self._node.cni_dir)
         self._rebinding = Rebinding(ledger, runtime_files, lambda: self._node, boot_id)
         self._preparation = Preparation(
             ledger, runtime_files, self.moves, self._leases, self._rebinding, boot_id
         )
-        self.moves.on_bus = lambda address: self._node.on_bus(address)
-        self.moves.renewed = lambda entry: self._preparation.renewed(entry, self._node)
-        self._freed = threading.Event()
-        self._stopping = False
+        self._waiting = Waiting(ledger)
         self._answered: set[str] = set()  # claim UIDs: prepared by this process and not given back since
         self._preparing: set[tuple[str, object]] = set()  # claim UID and call, of all that have not ended
 
@@ -107,39 +95,48 @@ class ClaimState:
         self._node = node
 
     def stop(self) -> None:
-        """No prepare waits any longer: this instance ends."""
-        self._stopping = True
-        self._freed.set()
+        """No prepare waits any longer: this instance has no time left."""
+        self._waiting.stop()
 
     def changing(self) -> Set[str]:
         """PCI addresses of functions that are on their way from one driver to another."""
         return self._rebinding.changing()
 
     # --- the kubelet's verbs
-    def prepare(self, ref: ClaimRef, patience: float = PREPARE_PATIENCE) -> PreparedClaim:
+    def prepare(
+        self,
+        ref: ClaimRef,
+        patience: float = PREPARE_PATIENCE,
+        *,
+        given_up: threading.Event | None = None,
+    ) -> PreparedClaim:
         """Make the claim's devices ready. Raises RailmateError that names the claim, cause and next step.
 
-        Waits up to ``patience`` seconds for a device whose former pod is still ending.
+        Waits up to ``patience`` seconds for a device whose former pod is still ending. Nothing is prepared any more
+        once ``given_up`` is set: the kubelet may have had the claim given back by another instance.
         """
         call = (ref.uid, object())
         self._preparing.add(call)
         try:
-            return self._prepare(ref, patience, call)
+            return self._prepare(ref, patience, call, given_up or threading.Event())
         finally:
             self._preparing.discard(call)
 
-    def _prepare(self, ref: ClaimRef, patience: float, call: tuple[str, object]) -> PreparedClaim:
+    def _prepare(
+        self, ref: ClaimRef, patience: float, call: tuple[str, object], given_up: threading.Event
+    ) -> PreparedClaim:
         deadline = time.monotonic() + patience
-        claim = self._api.get_claim(ref.namespace, ref.name)
+        claim = self._claim(ref, deadline, given_up)
         self._node.vendor_cdi()  # parsed now if need be, and not under the lock
         waiting = False
         while True:
-            self._freed.clear()
             try:
                 with self._ledger.locked(), _as_a_claim(ref):
                     if call not in self._preparing:
                         # the kubelet gave up on this call, and nobody would ever give back what it still prepares
                         raise ClaimError(f"{ref}: it was given back while it was being prepared.")
+                    if given_up.is_set():
+                        raise GivenUpError(ref)
                     entry = self._preparation.entry(claim, ref, self._node)
                     self._answered.add(ref.uid)
                 return self._answer(entry)
@@ -148,18 +145,36 @@ class ClaimState:
                 self._leases.forget(reason.entry)
                 continue
             except NotYetError as reason:
-                if time.monotonic() >= deadline:
-                    next_step = reason.next_step or (
-                        f"If no pod on node {self._node.pool} uses it any more, "
-                        "look at the railmate pod's log on this node."
-                    )
-                    raise ClaimError(f"{reason} Waited {patience:.0f} s. {next_step}") from reason
                 if not waiting:
                     log.info("%s Waiting for it.", reason)
                     waiting = True
-            self._freed.wait(min(_POLL, max(0.0, deadline - time.monotonic())))
-            if self._stopping:
-                raise ClaimError(f"{ref}: the driver is being replaced. The kubelet asks its successor.")
+                if self._waiting.pause(reason.holder, deadline, given_up):
+                    continue
+                if self._waiting.stopped:
+                    raise ClaimError(
+                        f"{ref}: the driver is being replaced. The kubelet asks its successor."
+                    ) from reason
+                if given_up.is_set():
+                    raise GivenUpError(ref) from reason
+                next_step = reason.next_step or (
+                    f"If no pod on node {self._node.pool} uses it any more, "
+                    "look at the railmate pod's log on this node."
+                )
+                raise ClaimError(f"{reason} Waited {patience:.0f} s. {next_step}") from reason
+
+    def _claim(self, ref: ClaimRef, deadline: float, given_up: threading.Event) -> Mapping[str, Any]:
+        """As the API server has it. One that restarts or is overloaded is asked again until the deadline."""
+        pause = POLL
+        while True:
+            try:
+                return self._api.get_claim(ref.namespace, ref.name)
+            except ApiError as error:
+                if not error.passes or time.monotonic() + pause >= deadline or self._waiting.stopped:
+                    raise
+                log.warning("%s: %s. Trying again in %.2f s.", ref, error, pause)
+            if given_up.wait(pause):
+                raise GivenUpError(ref)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def answered(self) -> Set[str]:
         """UIDs of the claims that this process has prepared, or prepares: the kubelet has those given back itself."""
@@ -189,8 +204,8 @@ class ClaimState:
         if entry is not None and more:
             self._rebinding.give_back(entry)
             self._leases.end(entry)
-        self._observer.released(ref)
-        self._freed.set()
+        self.moves.around.observer.released(ref)
+        self._waiting.freed()
         log.info("%s (%s): unprepared", ref, ref.uid)
 
     # --- the runtime's verbs
@@ -230,7 +245,7 @@ class ClaimState:
             with self._ledger.locked():
                 self.moves.detach_all(sandbox_id, "the sandbox ends")
         finally:
-            self._freed.set()
+            self._waiting.freed()
 
     def check(self, sandbox: Sandbox, claim_uids: Iterable[str]) -> None:
         """Raise RailmateError unless all devices of these claims are in this sandbox: the kernel is asked, too."""
@@ -243,7 +258,7 @@ class ClaimState:
                     f"{self._node.pool}. Delete the pod; its successor's claim is prepared afresh."
                 )
             if entry.nics and not entry.attached_to(sandbox.id):
-                raise RailmateError(self.moves.why_not(entry, sandbox))
+                raise RailmateError(why_not(self._node.driver, entry, sandbox))
             entries.append(entry)
         for entry, nic in presence.gone(entries, sandbox.netns) if sandbox.netns else ():
             raise RailmateError(
@@ -278,7 +293,7 @@ class ClaimState:
                 entry = self._ledger.get(uid)
                 if entry is not None:
                     attempt(partial(self.moves.bring_in_line, entry, by_pod))
-        self._freed.set()
+        self._waiting.freed()
 
     def _concerns(self, text: str, question: Callable[[Entry], bool]) -> bool:
         """Whether any entry that mentions the text answers yes. Without the lock: most sandboxes of a node have none

@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
+import sys
 from pathlib import Path
 
 from railmate.cli.offers import add_offer_flags, shared_pfs
@@ -57,6 +59,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add("--kubeconfig", default=None, help="for use outside a pod")
     add("--http-address", default="", help="where /healthz and /readyz are served: host:port or unix:/path")
+    add(
+        "--grace-period",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="what this pod has to end (terminationGracePeriodSeconds): calls of the kubelet in progress go on for as "
+        "long but the last 10",
+    )
     add_offer_flags(parser)
     add(
         "--without-counters",
@@ -79,6 +89,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="what is logged")
     parser.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    """A number of seconds, not negative."""
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError
+    return seconds
 
 
 def run(args: argparse.Namespace) -> int:
@@ -108,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
         gate_binary=args.gate_binary,
         kubeconfig=args.kubeconfig,
         http_address=args.http_address,
+        grace_period=args.grace_period,
         nics_only=args.publish == "nics",
         share_pair_vfs=args.share_pair_vfs,
         lone_vfs=args.lone_vfs,
@@ -119,5 +138,8 @@ def run(args: argparse.Namespace) -> int:
         override=override_from(args.override, args.roles),
         provisioning=load_provisioning(args.vf_provisioning) if args.vf_provisioning else None,
     )
+    # The first process of a container does not end at SIGTERM by itself, and to look at the machine, or to make VFs,
+    # may take long; a kill is no harm there. Afterwards the agent has its own way.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     asyncio.run(Agent(settings, KubeClient.connect(settings.kubeconfig)).run())
     return 0

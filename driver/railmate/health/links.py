@@ -10,18 +10,15 @@ import errno
 import logging
 import select
 import socket
-import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+
+from railmate.attach import linkmessages
 
 log = logging.getLogger(__name__)
 
-_RTMGRP_LINK = 1  # linux/rtnetlink.h
-_NEWLINK, _DELLINK = 16, 17
 #: IFF_UP, IFF_RUNNING, IFF_LOWER_UP and IFF_DORMANT (linux/if.h): what carrier and operational state are made of.
 _LINK_FLAGS = 0x1 | 0x40 | 0x10000 | 0x20000
-_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
-_BODY = struct.Struct("=BxHiII")  # ifinfomsg: family, type, index, flags, change
 #: Seconds between two looks whether to end.
 _TURN = 1.0
 
@@ -71,8 +68,9 @@ class Links:
         """Whether one of these messages says that a link fell or rose. The first word about a link counts: what it
         was before is not known."""
         changed = False
-        for kind, index, flags in _messages(data):
-            if kind == _DELLINK:
+        for kind, index, all_flags in linkmessages.heard(data):
+            flags = all_flags & _LINK_FLAGS
+            if kind == linkmessages.DELLINK:
                 self._flags.pop(index, None)
             else:
                 changed |= self._flags.get(index) != flags
@@ -80,24 +78,12 @@ class Links:
         return changed
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Type, link index and link flags of each message about a link."""
-    while len(data) >= _HEADER.size:
-        length, kind, *_ = _HEADER.unpack_from(data)
-        if length < _HEADER.size or length > len(data):
-            return
-        if kind in (_NEWLINK, _DELLINK) and length >= _HEADER.size + _BODY.size:
-            _, _, index, flags, _ = _BODY.unpack_from(data, _HEADER.size)
-            yield kind, index, flags & _LINK_FLAGS
-        data = data[(length + 3) & ~3 :]
-
-
 def _listener() -> socket.socket:
     listener = socket.socket(
         socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE
     )
     try:
-        listener.bind((0, _RTMGRP_LINK))
+        listener.bind((0, linkmessages.GROUP))
     except OSError:
         listener.close()
         raise

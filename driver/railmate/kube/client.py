@@ -8,6 +8,7 @@ package's. Calls block and are safe to make from several threads.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any, cast
 from urllib.parse import quote, urlencode
@@ -17,10 +18,11 @@ import yaml
 from kubernetes.client.api_client import ApiClient
 from kubernetes.client.configuration import Configuration
 from kubernetes.client.exceptions import ApiException
-from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes.config import ConfigException, load_kube_config
 
 from railmate.errors import UsageError
 from railmate.kube.errors import ApiError
+from railmate.kube.token import configure_in_pod
 
 #: A JSON object of the API.
 Object = dict[str, Any]
@@ -29,6 +31,15 @@ _RESOURCE = "/apis/resource.k8s.io/v1"
 #: Connect and read timeout in seconds: well inside the kubelet's 45 s for a prepare call.
 _TIMEOUT = (3.0, 10.0)
 _APPLY = "application/apply-patch+yaml"
+#: A server that is gone without a word (its machine lost power, a firewall forgot the connection) is noticed after half
+#: a minute, also by a watch, which may hear nothing for minutes (tcp(7)).
+_KEEPALIVE = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
 
 
 #: What the loader raises for a file that is no kubeconfig, beside its own exception.
@@ -41,6 +52,7 @@ class KubeClient:
     def __init__(self, configuration: Configuration) -> None:
         # urllib3's own three retries would multiply the time-outs past the kubelet's; who calls tries again.
         configuration.retries = False
+        configuration.socket_options = _KEEPALIVE
         self._api = ApiClient(configuration)
 
     @classmethod
@@ -51,7 +63,7 @@ class KubeClient:
             if kubeconfig:
                 load_kube_config(config_file=kubeconfig, client_configuration=configuration)
             else:
-                load_incluster_config(client_configuration=configuration)
+                configure_in_pod(configuration)
         except _BAD_CONFIG as error:
             where = f"kubeconfig {kubeconfig}" if kubeconfig else "the pod's ServiceAccount"
             words = " ".join(str(error).split()) or type(error).__name__

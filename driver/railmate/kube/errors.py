@@ -14,6 +14,11 @@ class ApiError(RailmateError):
         self.reason = reason
 
     @property
+    def passes(self) -> bool:
+        """Whether the same call may well succeed soon: the server was not reached, is overloaded or is starting."""
+        return self.status in (0, 429) or self.status >= 500
+
+    @property
     def not_found(self) -> bool:
         return self.status == 404
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from grpc import aio
 
 from railmate.errors import RailmateError
+from railmate.kubelet.calls import Calls
 from railmate.kubelet.health import HEALTH_VERSIONS, HealthService, HealthSource, health_v1, health_v1alpha1
 from railmate.kubelet.services import SUPPORTED_VERSIONS, ClaimVerbs, Registration, v1, v1beta1
 from railmate.kubelet.sockets import Sockets
@@ -44,7 +45,7 @@ class KubeletServer:
         self._source, self._pool = health, pool
         self._health: list[HealthService] = []
         self._pools = WorkerPools()
-        self._workers = self._pools.workers
+        self._workers, self._calls = self._pools.workers, Calls()
         self._service: aio.Server | None = None
         self._registrar: aio.Server | None = None
 
@@ -52,9 +53,11 @@ class KubeletServer:
         """Raises RailmateError when a socket cannot be made."""
         # made here and not before: a server belongs to the event loop it was made in
         self._service = aio.server()
-        dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(v1(self._verbs, self._workers), self._service)
+        dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(
+            v1(self._verbs, self._workers, self._calls), self._service
+        )
         dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(
-            v1beta1(self._verbs, self._workers), self._service
+            v1beta1(self._verbs, self._workers, self._calls), self._service
         )
         versions: tuple[str, ...] = SUPPORTED_VERSIONS
         if self._source is not None:
@@ -74,6 +77,15 @@ class KubeletServer:
         dra_health_v1_pb2_grpc.add_DRAResourceHealthServicer_to_server(one, server)
         dra_health_v1alpha1_pb2_grpc.add_DRAResourceHealthServicer_to_server(other, server)
         self._health = [one, other]
+
+    async def answered(self, seconds: float) -> bool:
+        """Wait, at most so long, until no call is without its answer; whether none is.
+
+        Before ``stop``: the kubelet closes its connection when it sees the registration socket gone, and so fails the
+        calls on it (pkg/kubelet/cm/dra/plugin, DRAPluginManager.remove). New calls are served meanwhile: where there is
+        a successor, registered later, the kubelet calls that; where there is none it has us alone.
+        """
+        return await self._calls.answered(seconds)
 
     async def stop(self, grace: float) -> None:
         """The registration socket goes first, so that no new call comes; calls in flight get ``grace`` seconds,

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
 from railmate.claims.records import ClaimRef
 from railmate.claims.state import PreparedClaim
 from railmate.errors import RailmateError
+from railmate.kubelet.calls import Call, Calls
 from railmate.kubelet.workers import Workers
 from railmate_api.proto import dra_v1_pb2, dra_v1beta1_pb2, pluginregistration_pb2
 
@@ -26,7 +29,9 @@ SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 
 
 class ClaimVerbs(Protocol):
-    def prepare(self, ref: ClaimRef) -> PreparedClaim: ...
+    def prepare(self, ref: ClaimRef, *, given_up: threading.Event) -> PreparedClaim:
+        """``given_up``: set when nobody waits for the answer any more."""
+        ...
 
     def unprepare(self, ref: ClaimRef) -> None: ...
 
@@ -38,15 +43,25 @@ class DraPlugin:
     which leave others free for the runtime's calls.
     """
 
-    def __init__(self, verbs: ClaimVerbs, workers: Workers, messages: ModuleType) -> None:
+    def __init__(
+        self, verbs: ClaimVerbs, workers: Workers, messages: ModuleType, calls: Calls | None = None
+    ) -> None:
         self._verbs, self._workers, self._messages = verbs, workers, messages
+        self._calls = calls or Calls()
 
-    async def NodePrepareResources(self, request: Any, context: object) -> Any:
+    async def NodePrepareResources(self, request: Any, context: Call) -> Any:
+        self._calls.begin(context)
         answer = self._messages.NodePrepareResourcesResponse()
         claims = _named(request)
-        outcomes = await asyncio.gather(
-            *(self._call(self._workers.prepare, self._verbs.prepare, ref) for ref in claims)
-        )
+        # By the kubelet, whose time is over, whose pod is deleted, or which ends. It may ask another instance of the
+        # driver to give the claim back, which knows nothing of a prepare that waits here.
+        given_up = threading.Event()
+        verb = partial(self._verbs.prepare, given_up=given_up)
+        try:
+            outcomes = await asyncio.gather(*(self._call(self._workers.prepare, verb, ref) for ref in claims))
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
         for ref, outcome in zip(claims, outcomes, strict=True):
             one = answer.claims[ref.uid]
             if isinstance(outcome, str):
@@ -65,7 +80,8 @@ class DraPlugin:
                     told.share_id = device.share_id
         return answer
 
-    async def NodeUnprepareResources(self, request: Any, context: object) -> Any:
+    async def NodeUnprepareResources(self, request: Any, context: Call) -> Any:
+        self._calls.begin(context)
         answer = self._messages.NodeUnprepareResourcesResponse()
         claims = _named(request)
         outcomes = await asyncio.gather(
@@ -93,12 +109,12 @@ def _named(request: Any) -> list[ClaimRef]:
     return list(dict.fromkeys(ClaimRef(claim.uid, claim.namespace, claim.name) for claim in request.claims))
 
 
-def v1(verbs: ClaimVerbs, workers: Workers) -> DraPlugin:
-    return DraPlugin(verbs, workers, dra_v1_pb2)
+def v1(verbs: ClaimVerbs, workers: Workers, calls: Calls | None = None) -> DraPlugin:
+    return DraPlugin(verbs, workers, dra_v1_pb2, calls)
 
 
-def v1beta1(verbs: ClaimVerbs, workers: Workers) -> DraPlugin:
-    return DraPlugin(verbs, workers, dra_v1beta1_pb2)
+def v1beta1(verbs: ClaimVerbs, workers: Workers, calls: Calls | None = None) -> DraPlugin:
+    return DraPlugin(verbs, workers, dra_v1beta1_pb2, calls)
 
 
 class Registration:

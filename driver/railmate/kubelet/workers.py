@@ -7,8 +7,9 @@ import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-#: Calls at the same time. Prepares may each wait for a device; more than a node starts pods at once.
-_COUNTS = {"prepare": 32, "unprepare": 8}
+#: Calls at the same time. Prepares may each wait for a device, and one that need not must not stand behind them until
+#: its time is over: more than the pods of a node, which are 110 as a rule.
+_COUNTS = {"prepare": 128, "unprepare": 8}
 
 
 @dataclass(frozen=True, slots=True)

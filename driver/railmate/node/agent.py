@@ -16,14 +16,16 @@ from pathlib import Path
 from railmate.attach.elsewhere import Elsewhere
 from railmate.attach.rdmalook import char_devices
 from railmate.cdi.vendor import VendorSpecs
-from railmate.claims.attachments import Sandbox, attempt
+from railmate.claims.attempt import attempt
 from railmate.claims.holdings import Holdings
 from railmate.claims.ledger import Ledger, boot_id
 from railmate.claims.nodeview import NodeView
 from railmate.claims.observation import Observations
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.sandbox import Sandbox
 from railmate.claims.state import ClaimState
+from railmate.claims.surroundings import Surroundings
 from railmate.errors import RailmateError
 from railmate.inventory.net import netdev_of
 from railmate.kube.client import KubeClient
@@ -51,19 +53,21 @@ log = logging.getLogger(__name__)
 
 #: Our place among the runtime's plugins; nothing depends on it.
 _NRI_INDEX = "10"
-#: Seconds that calls in flight get at the end.
-_GRACE = 5.0
+#: Seconds in which calls that were told not to wait any longer are answered.
+_TELLING = 1.0
+#: Seconds that calls get which are in flight even then, to be ended in order.
+_GRACE = 3.0
+#: Seconds of the pod's grace period that are kept for the end itself: these two, and up to 5 s of the runtime's side.
+_ENDING = 10.0
 #: Seconds between two rounds of repairs.
 _RECONCILE_EVERY = 60.0
-#: Seconds between two looks for what is about to end.
-_ENDS_EVERY = 1.0
 #: Seconds that the ledger's lock may be asked for or held; what takes longer is stuck in the kernel.
 _LOCK_PATIENCE = 40.0
 #: Seconds that a claim's addresses may be asked for, or its functions bound: ten NICs whose plugins or drivers all take
 #: as long as they may (20 and 25 s) are done by then.
 _LEASE_PATIENCE = 300.0
-#: Seconds in which the kubelet's threads come to a new task. As many pods as a node may have (110) that each wait half
-#: a minute for a device need less than two minutes.
+#: Seconds in which the kubelet's threads come to a new task. Each prepare waits half a minute at most; more than a node
+#: has pods may do so at the same time.
 _WORKERS_PATIENCE = 180.0
 
 
@@ -106,17 +110,21 @@ class Agent:
         self._attached = AttachedClaims(ledger, observations, self._reports)
         self._reports.on_told = self._attached.told
         self._attached.catch_up(ledger.entries().values())
-        self._state = ClaimState(kube, self._node_view(view), ledger, runtime_files, boot, self._attached)
-        self._state.moves.elsewhere = Elsewhere(settings.host_proc)
-        self._state.moves.refreshed = observations.refreshed
         self._repairs: Counter[str] = Counter()
+        around = Surroundings(
+            observer=self._attached,
+            repaired=self._count_repair,
+            elsewhere=Elsewhere(settings.host_proc),
+            on_bus=self._on_bus,
+            refreshed=observations.refreshed,
+        )
+        self._state = ClaimState(kube, self._node_view(view), ledger, runtime_files, boot, around)
         self._reconciler = Reconciler(
             kube,
             ledger,
             runtime_files,
             self._state.moves,
             partial(self._state.unprepare, inherited=True),
-            self._count_repair,
             self._live_sandboxes,
             self._state.answered,
             lambda address: netdev_of(settings.sysfs_root, address) is not None,
@@ -213,13 +221,18 @@ class Agent:
 
     async def _end(self, runtime: asyncio.Task[None]) -> None:
         log.info("ending; slices, prepared claims and attached devices stay as they are")
+        # from now on the slices are the successor's
+        self._controller.stop()
+        self._offers.stop()
+        # A prepare that is refused is asked again only after 60 to 90 s. What it waits for is noticed here too.
+        if not await self._kubelet.answered(self._settings.grace_period - _ENDING):
+            log.warning("calls of the kubelet are still waiting, and there is no time left for them")
         self._stopping.set()
         self._look_soon.set()
-        self._controller.stop()
         self._watch.stop()
-        self._offers.stop()
         self._devices.stop()
         self._state.stop()
+        await self._kubelet.answered(_TELLING)
         await self._kubelet.stop(_GRACE)
         runtime.cancel()
         await asyncio.wait({runtime})
@@ -269,14 +282,15 @@ class Agent:
             if time.monotonic() >= due:
                 self._reconciler.run()
                 self._attached.retry()
+                attempt(lambda: self._attached.take_over(self._ledger.entries().values()))
                 attempt(self._gate.look)
                 self._memlock.look()
                 self._rdma_cgroup.look()
                 due = time.monotonic() + _RECONCILE_EVERY
             # nobody tells when a netdev comes home after its namespace's end, or when a force-deleted pod has ended
-            self._look_soon.wait(
-                _ENDS_EVERY if self._reconciler.await_ends() else max(0.0, due - time.monotonic())
-            )
+            pause = self._reconciler.await_ends()
+            left = max(0.0, due - time.monotonic())
+            self._look_soon.wait(left if pause is None else min(pause, left))
 
     def _node_view(self, view: View) -> NodeView:
         settings = self._settings
@@ -293,8 +307,11 @@ class Agent:
             nccl_topology=self._write_nccl_topology(view),
             char_devices=partial(char_devices, settings.sysfs_root),
             sysfs_root=settings.sysfs_root,
-            on_bus=lambda address: (settings.sysfs_root / "bus/pci/devices" / address).exists(),
+            on_bus=self._on_bus,
         )
+
+    def _on_bus(self, address: str) -> bool:
+        return (self._settings.sysfs_root / "bus/pci/devices" / address).exists()
 
     def _write_nccl_topology(self, view: View) -> bool:
         text = nccl_topology(view.inventory, view.topology)

@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Collection, Iterable
 
-from railmate.claims.attachments import attempt
+from railmate.claims.attempt import attempt
 from railmate.claims.ledger import Ledger
 from railmate.claims.observation import Observations, is_settled
 from railmate.claims.records import ClaimRef, Entry
-from railmate.claims.state import ClaimObserver
+from railmate.claims.surroundings import ClaimObserver
 from railmate.errors import RailmateError
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,9 @@ class AttachedClaims(ClaimObserver):
         self._news = threading.Condition()
         self._due: dict[str, tuple[float, int]] = {}  # claim UID -> when to look, and how often it was looked
         self._untold: set[str] = set()  # claims whose report was given up for now
+        self._others: set[tuple[str, str]] = (
+            set()
+        )  # what was untold when one looked last: claim UID and sandbox
         self._stopping = False
 
     # --- what the claims' verbs tell
@@ -47,12 +50,18 @@ class AttachedClaims(ClaimObserver):
 
     def catch_up(self, entries: Iterable[Entry]) -> None:
         """What an earlier process attached and did not come to look at, or to tell."""
-        for entry in entries:
-            at, seen = entry.attachment, entry.seen
-            if at is None or not at.complete:
-                continue
-            if seen is None or seen.sandbox != at.sandbox or seen.told is False:
-                self._enqueue(entry.claim.uid)
+        for uid, _ in _untold(entries):
+            self._enqueue(uid)
+
+    def take_over(self, entries: Iterable[Entry]) -> None:
+        """Call it now and then: what another instance attached beside this one and did not come to tell before it
+        ended. It may still be about to tell what has become untold since the last call."""
+        untold = _untold(entries)
+        with self._news:
+            left = {uid for uid, _ in untold & self._others} - self._due.keys() - self._untold
+            self._others = untold
+        for uid in left:
+            self._enqueue(uid)
 
     # --- what became of the reports
     def told(self, entry: Entry, final: bool) -> None:
@@ -141,3 +150,15 @@ class AttachedClaims(ClaimObserver):
         except RailmateError as error:
             log.warning("%s", error)
             return None
+
+
+def _untold(entries: Iterable[Entry]) -> set[tuple[str, str]]:
+    """UID and sandbox of each claim that is in its pod and of which people were not told what is seen there."""
+    found = set()
+    for entry in entries:
+        at, seen = entry.attachment, entry.seen
+        if at is None or not at.complete:
+            continue
+        if seen is None or seen.sandbox != at.sandbox or seen.told is False:
+            found.add((entry.claim.uid, at.sandbox))
+    return found

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 from railmate.cdi.spec import claim_uid_of, nodes_words_of
-from railmate.claims.attachments import Sandbox, attempt
+from railmate.claims.attempt import attempt
 from railmate.claims.records import Entry
+from railmate.claims.sandbox import Sandbox
 from railmate.claims.state import ClaimState
 from railmate.errors import RailmateError
 from railmate.node.attached import AttachedClaims

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from railmate.claims.records import ClaimRef, Entry
-from railmate.claims.state import ClaimObserver
+from railmate.claims.surroundings import ClaimObserver
 from railmate.kube.client import KubeClient, Object
 from railmate.kube.errors import ApiError
 from railmate.node.conditions import device_status

@@ -36,6 +36,7 @@ class Settings:
     gate_binary: Path = Path("/usr/libexec/railmate/gate")
     kubeconfig: str | None = None
     http_address: str = ""  # "", "host:port" or "unix:/path"
+    grace_period: float = 30.0  # seconds from SIGTERM to SIGKILL
     nics_only: bool = False
     share_pair_vfs: bool = False
     lone_vfs: int | None = None  # None: all

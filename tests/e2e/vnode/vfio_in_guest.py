@@ -26,11 +26,11 @@ from railmate.attach import drivers, ipoib, links
 from railmate.attach.drivers import DriverBinding
 from railmate.attach.errors import AttachError
 from railmate.attach.settings import IpoibSettings
-from railmate.claims.attachments import Sandbox
 from railmate.claims.ledger import Ledger
 from railmate.claims.plan import NodeView
 from railmate.claims.records import ClaimRef
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.sandbox import Sandbox
 from railmate.claims.state import ClaimState
 from railmate.errors import RailmateError
 from railmate.inventory.merge import keep_facts, keep_held

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from railmate.claims.attachments import Sandbox
 from railmate.claims.ledger import Ledger
 from railmate.claims.plan import NodeView
 from railmate.claims.records import ClaimRef
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.sandbox import Sandbox
 from railmate.claims.state import ClaimState
+from railmate.claims.surroundings import Surroundings
 from railmate.inventory.model import Gpu, GpuVendor, Inventory, Netdev, Nic, PciFunction, RdmaDevice
 from railmate.publish.model import Offer, OfferedDevice
 
@@ -159,20 +160,30 @@ class FakeClaims:
     def __init__(self, *claims: dict[str, Any]) -> None:
         self.claims = {one["metadata"]["name"]: one for one in claims}
         self.gets = 0
+        self.errors: list[Exception] = []  # of the next calls
 
     def put(self, *claims: dict[str, Any]) -> None:
         self.claims |= {one["metadata"]["name"]: one for one in claims}
 
     def get_claim(self, namespace: str, name: str) -> dict[str, Any]:
         self.gets += 1
+        if self.errors:
+            raise self.errors.pop(0)
         return self.claims[name]
 
 
-def state(root: Path, api: FakeClaims, *, boot: str = BOOT, node: NodeView | None = None) -> ClaimState:
+def state(
+    root: Path,
+    api: FakeClaims,
+    *,
+    boot: str = BOOT,
+    node: NodeView | None = None,
+    around: Surroundings | None = None,
+) -> ClaimState:
     """A driver instance on ``root``; several may share it."""
     plugin = root / "plugins" / DRIVER
     files = RuntimeFiles(DRIVER, plugin, root / "cdi", plugin / "gate")
-    return ClaimState(api, node or view(), Ledger(plugin), files, boot)
+    return ClaimState(api, node or view(), Ledger(plugin), files, boot, around)
 
 
 def sandbox(name: str = "sandbox-1", pod: str = "pod-1", netns: str | None = "/run/netns/1") -> Sandbox:

@@ -12,6 +12,7 @@ import railmate.claims.attachments as attachments
 import railmate.claims.preparation as preparation
 import railmate.claims.presence as presence
 import railmate.claims.reconcile as reconcile
+import railmate.claims.strays as strays
 
 
 @pytest.fixture
@@ -21,6 +22,7 @@ def netdevs(monkeypatch: pytest.MonkeyPatch) -> FakeNetdevs:
     monkeypatch.setattr(preparation, "with_port", lambda nic, netdev: nic)
     for name in ("attach_all", "remove_all", "return_all"):
         monkeypatch.setattr(attachments, name, getattr(fake, name))
+    monkeypatch.setattr(strays, "return_all", fake.return_all)
     monkeypatch.setattr(presence, "absent", fake.absent)
     monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])
     for module in (attachments, reconcile):

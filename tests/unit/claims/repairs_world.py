@@ -14,6 +14,7 @@ import railmate.claims.attachments as attachments
 import railmate.claims.preparation as preparation
 import railmate.claims.presence as presence
 import railmate.claims.reconcile as reconcile
+import railmate.claims.strays as strays
 from railmate.attach.model import (
     AttachedNetdev,
     MoveRequest,
@@ -27,6 +28,7 @@ from railmate.claims.ledger import Ledger
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.runtime_files import RuntimeFiles
 from railmate.claims.state import ClaimState
+from railmate.claims.surroundings import Surroundings
 from railmate.kube.errors import ApiError
 
 
@@ -51,6 +53,7 @@ class Kernel:
     returns: dict[str, NetdevReturn] = field(default_factory=dict)  # by address; else: home
     asked: list[list[str]] = field(default_factory=list)
     error: Exception | None = None
+    off_bus: set[str] = field(default_factory=set)  # PCI functions that are gone
 
     def snapshot(self, name: str, address: str, *rest: object) -> NetdevSnapshot:
         return NetdevSnapshot(address, name, "02:00:00:00:00:01", 1500, True, address)
@@ -86,11 +89,14 @@ class World:
     def start(self) -> None:
         """A new process on the same disk."""
         self.ledger = Ledger(self.plugin)
+        around = Surroundings(
+            repaired=self.repairs.append, on_bus=lambda address: address not in self.kernel.off_bus
+        )
         self.files = RuntimeFiles(DRIVER, self.plugin, self.cdi, self.plugin / "gate")
-        self.state = ClaimState(self.api, view(), self.ledger, self.files, BOOT)
+        self.state = ClaimState(self.api, view(), self.ledger, self.files, BOOT, around)
         self.moves: Attachments = self.state.moves
         self.reconciler = Reconciler(
-            self.api, self.ledger, self.files, self.moves, self.state.unprepare, self.repairs.append,
+            self.api, self.ledger, self.files, self.moves, self.state.unprepare,
             answered=self.state.answered,
         )  # fmt: skip
 
@@ -129,7 +135,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     kernel = Kernel()
     monkeypatch.setattr(preparation, "snapshot", kernel.snapshot)
     monkeypatch.setattr(attachments, "attach_all", kernel.attach_all)
-    monkeypatch.setattr(attachments, "return_all", kernel.return_all)
+    for module in (attachments, strays):
+        monkeypatch.setattr(module, "return_all", kernel.return_all)
     monkeypatch.setattr(attachments, "return_rdma", lambda devices, netns: [])
     monkeypatch.setattr(presence, "absent", lambda expected, netns: [False] * len(expected))
     for module in (attachments, reconcile):

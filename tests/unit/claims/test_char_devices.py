@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from claims_netdevs import World
-from claims_world import DRIVER, VFS, config, inventory, ref, sandbox, share, state, uid, view
+from claims_netdevs import HOST, Killed, World
+from claims_world import DRIVER, VFS, config, inventory, ref, sandbox, share, uid, view
 
 import railmate.claims.attachments as attachments
+import railmate.claims.strays as strays
 from railmate.attach.model import AttachedNetdev, MoveRequest, NetdevReturn, ReturnRequest
 from railmate.attach.rdmalook import char_devices
 from railmate.claims.ledger import Ledger
 from railmate.claims.observation import Observations
+from railmate.claims.reconcile import Reconciler
+from railmate.claims.records import Entry
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.surroundings import Surroundings
 from railmate.errors import RailmateError
 
 
@@ -40,6 +44,12 @@ class Numbers:
             place = self.sysfs / "bus/pci/devices" / address / group / f"{name}{number}"
             place.mkdir(parents=True)
             (place / "ibdev").write_text("its name may be any\n")
+
+    def of(self, device: str, pci_address: str | None = None) -> tuple[str, ...]:
+        """As a node's view has it."""
+        number = device.removeprefix("mlx5_")
+        known = VFS[int(number)] if number.isdigit() else None
+        return char_devices(self.sysfs, device, pci_address or known)
 
     def free(self, address: str) -> None:
         self.has.pop(address, None)
@@ -66,21 +76,18 @@ def numbers(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nu
         return return_all(requests, netns)
 
     monkeypatch.setattr(attachments, "attach_all", attach)
-    monkeypatch.setattr(attachments, "return_all", back)
+    for module in (attachments, strays):
+        monkeypatch.setattr(module, "return_all", back)
     restart(world, found)
     return found
 
 
 def restart(world: World, numbers: Numbers) -> None:
-    def now(device: str) -> tuple[str, ...]:
-        number = device.removeprefix("mlx5_")
-        return char_devices(numbers.sysfs, device, VFS[int(number)] if number.isdigit() else None)
-
-    world.state = state(world.root, world.api, node=view(char_devices=now))
     plugin = world.root / "plugins" / DRIVER
     files = RuntimeFiles(DRIVER, plugin, world.root / "cdi", plugin / "gate")
     observations = Observations(world.ledger, files, numbers.sysfs, Path("/host/dev"))
-    world.state.moves.refreshed = observations.refreshed
+    around = Surroundings(refreshed=observations.refreshed)
+    world.restart(node=view(char_devices=numbers.of), around=around)
 
 
 def nodes(world: World, number: int = 1) -> list[str]:
@@ -196,3 +203,54 @@ def test_a_share_of_a_port_has_no_more_of_it_than_when_it_was_prepared(
     numbers.take("0000:0c:00.0")
     world.state.attach(sandbox())
     assert nodes(world) == ["rdma_cm", "uverbs4"]
+
+
+# --- a driver that is bound anew while its NIC is in a pod
+def leave(world: World, numbers: Numbers) -> None:
+    """The second VF's netdev is on the node again, and its numbers will be others."""
+    numbers.free(VFS[0])
+    world.netdevs.where[VFS[1]] = (HOST, "eth7")
+
+
+def test_a_nic_that_comes_back_to_its_pod_with_a_new_number_gets_no_container_with_the_old(
+    world: World, numbers: Numbers
+) -> None:
+    world.prepared(1, "vf-1")
+    world.state.attach(sandbox())
+    leave(world, numbers)
+    with pytest.raises(RailmateError, match="other device nodes"):
+        world.state.attach(sandbox())  # for a container that has the old ones already
+    assert nodes(world) == ["rdma_cm", "uverbs0", "umad0"]
+    assert hook_word(world) == marker_word(world)
+    world.state.check(sandbox(), [uid(1)])
+
+
+@pytest.mark.parametrize("ended", [Killed(), RailmateError("no character device at the moment")])
+@pytest.mark.parametrize("again", ["a container is made", "a round of repairs"])
+def test_whoever_ends_between_move_and_gate_leaves_no_gate_for_the_old_numbers(
+    world: World, numbers: Numbers, ended: BaseException, again: str
+) -> None:
+    """The NIC is in its pod by then, so nothing is to be moved."""
+    world.prepared(1, "vf-1")
+    world.state.attach(sandbox())
+    leave(world, numbers)
+
+    def end(entry: Entry) -> Entry:
+        raise ended
+
+    world.restart(around=Surroundings(refreshed=end))
+    with pytest.raises(type(ended)):
+        world.state.attach(sandbox())
+    assert world.gates == []
+    restart(world, numbers)
+    if again == "a container is made":
+        world.state.attach(sandbox())
+    else:
+        plugin = world.root / "plugins" / DRIVER
+        files = RuntimeFiles(DRIVER, plugin, world.root / "cdi", plugin / "gate")
+        Reconciler(world.api, world.ledger, files, world.state.moves, world.state.unprepare).run()
+    assert nodes(world) == ["rdma_cm", "uverbs0", "umad0"]
+    assert hook_word(world) == marker_word(world)
+    entry = world.ledger.get(uid(1))
+    assert entry is not None
+    assert entry.nodes_word == marker_word(world), "the record says so, too"

@@ -302,9 +302,7 @@ def test_a_vf_whose_driver_has_not_read_the_guid_yet_is_bound_anew(
 
 
 def test_a_vf_that_was_bound_anew_has_the_nodes_that_it_has_now(node: Node) -> None:
-    now = replace(
-        node.world.state._node, char_devices=lambda name: ("uverbs7",) if node.log else ("uverbs0",)
-    )
+    now = replace(node.world.state._node, char_devices=lambda *_: ("uverbs7",) if node.log else ("uverbs0",))
     node.world.state.update(now)
     node.world.prepared(1, "vf-0", configs=[config(guid=MINE)])
     entry = node.world.ledger.get(uid(1))

@@ -8,23 +8,24 @@ import pytest
 from claims_netdevs import World
 from claims_world import DRIVER, claim, ref, sandbox, uid
 
-from railmate.claims.attachments import Sandbox
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.sandbox import Sandbox
+from railmate.claims.surroundings import Surroundings
 
 
 class Node:
     """A driver that has just started, on what is on the disk."""
 
     def __init__(self, world: World) -> None:
-        world.restart()
         self.world, self.live, self.repairs = world, dict[str, Sandbox](), list[str]()
+        world.restart(around=Surroundings(repaired=self.repairs.append))
         self.runtime = True
         plugin = world.root / "plugins" / DRIVER
         files = RuntimeFiles(DRIVER, plugin, world.root / "cdi", plugin / "gate")
         self.reconciler = Reconciler(
             world.api, world.ledger, files, world.state.moves, partial(world.state.unprepare, inherited=True),
-            self.repairs.append, lambda: self.live if self.runtime else None, world.state.answered,
+            lambda: self.live if self.runtime else None, world.state.answered,
         )  # fmt: skip
 
     @property

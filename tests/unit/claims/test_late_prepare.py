@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +13,7 @@ from claims_world import BOOT, PF, VFS, claim, ref, share, uid
 from railmate.claims.allocation import ClaimError
 from railmate.claims.holdings import Holdings
 from railmate.claims.ledger import Ledger
+from railmate.kube.errors import ApiError
 
 PATIENCE = 20.0
 
@@ -129,3 +131,40 @@ def test_who_makes_vfs_waits_for_a_claim_that_is_being_written_and_sees_it(world
         prepared.result(PATIENCE)
         making.result(PATIENCE)
     assert found == [{VFS[0]}]
+
+
+# --- an API server that restarts, or is overloaded
+@pytest.mark.parametrize("status", [0, 429, 500, 503])
+def test_an_api_server_that_does_not_answer_for_a_moment_costs_the_pod_no_minute(
+    world: World, status: int
+) -> None:
+    world.api.put(claim(1, "pair-0"))
+    world.api.errors = [ApiError("not now", status)] * 2
+    assert world.state.prepare(ref(1), PATIENCE).devices
+    assert world.api.gets == 3
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_it_refuses_for_good_is_told_at_once(world: World, status: int) -> None:
+    world.api.errors = [ApiError("no", status)]
+    with pytest.raises(ApiError, match="no"):
+        world.state.prepare(ref(1), PATIENCE)
+    assert world.api.gets == 1
+
+
+def test_one_that_stays_away_is_told_when_the_patience_is_over(world: World) -> None:
+    world.api.errors = [ApiError("not reachable")] * 100
+    began = time.monotonic()
+    with pytest.raises(ApiError, match="not reachable"):
+        world.state.prepare(ref(1), 1.0)
+    assert time.monotonic() - began < 2
+    assert 2 <= world.api.gets <= 4
+
+
+def test_who_waits_for_it_ends_with_its_call(world: World) -> None:
+    world.api.errors = [ApiError("not reachable")] * 100
+    given_up = threading.Event()
+    given_up.set()
+    with pytest.raises(ClaimError, match="given up"):
+        world.state.prepare(ref(1), PATIENCE, given_up=given_up)
+    assert world.api.gets == 1

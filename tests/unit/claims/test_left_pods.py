@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from claims_netdevs import HOST, World
@@ -12,6 +13,7 @@ from railmate.attach.errors import AttachError
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.records import ClaimRef
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.surroundings import ClaimObserver, Surroundings
 from railmate.errors import RailmateError
 
 POD = "/run/netns/1"
@@ -23,10 +25,11 @@ def told(world: World) -> list[tuple[str, str]]:
     """Events on claims: reason and message."""
     found: list[tuple[str, str]] = []
 
-    def tell(claim: ClaimRef, reason: str, message: str) -> None:
-        found.append((reason, message))
+    class Observer(ClaimObserver):
+        def claim_event(self, claim: ClaimRef, reason: str, message: str) -> None:
+            found.append((reason, message))
 
-    world.state.moves.tell = tell
+    world.restart(around=Surroundings(observer=Observer()))
     return found
 
 
@@ -36,10 +39,11 @@ def repairs() -> list[str]:
 
 
 @pytest.fixture
-def reconciler(world: World, repairs: list[str]) -> Reconciler:
+def reconciler(world: World, repairs: list[str], told: list[tuple[str, str]]) -> Reconciler:
     """While the runtime cannot be asked."""
     plugin = world.root / "plugins" / DRIVER
     files = RuntimeFiles(DRIVER, plugin, world.root / "cdi", plugin / "gate")
+    world.restart(around=replace(world.state.moves.around, repaired=repairs.append))
     state = world.state
     return Reconciler(
         world.api,
@@ -47,7 +51,6 @@ def reconciler(world: World, repairs: list[str]) -> Reconciler:
         files,
         state.moves,
         state.unprepare,
-        repairs.append,
         on_node=lambda address: world.netdevs.where[address][0] == HOST,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from claims_world import (
 )
 
 from railmate.claims.allocation import ClaimError
+from railmate.claims.ledger import Ledger
+from railmate.claims.records import Entry
 from railmate.errors import RailmateError
 
 
@@ -72,6 +75,46 @@ def test_waiting_prepare_keeps_nobody_else_waiting(world: World) -> None:
     world.state.attach(sandbox("sandbox-3", "pod-3", "/run/netns/3"))
     assert time.monotonic() - began < 1.0
     waiting.join()
+
+
+def test_who_waits_for_a_claims_device_does_not_read_the_ledger_again_and_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a mass deletion a claim waits for each device of the node, and the runtime's hook needs the lock, too."""
+    looks: list[str] = []
+    real = Ledger.entries
+
+    def entries(ledger: Ledger, mentioning: str = "") -> dict[str, Entry]:
+        looks.append(mentioning)
+        return real(ledger, mentioning)
+
+    monkeypatch.setattr(Ledger, "entries", entries)
+    world.prepared(1, "pair-0")
+    world.api.put(claim(2, "pair-0"))
+    looks.clear()
+    with pytest.raises(ClaimError, match="still held by"):
+        world.state.prepare(ref(2), patience=2)
+    assert looks == [""], "once"
+
+
+@pytest.mark.parametrize("change", ["given back", "given another device"])
+def test_it_looks_as_soon_as_the_record_of_that_claim_has_changed(world: World, change: str) -> None:
+    """By another instance of the driver, which tells nobody."""
+    world.prepared(1, "pair-0")
+    world.api.put(claim(2, "pair-0"))
+    with ThreadPoolExecutor(1) as workers:
+        waiting = workers.submit(world.state.prepare, ref(2), 20)
+        while not world.state._preparing:
+            pass
+        began = time.monotonic()
+        other = state(world.root, world.api)
+        if change == "given back":
+            other.unprepare(ref(1))
+        else:
+            world.api.put(claim(1, "pair-1"))
+            other.prepare(ref(1), patience=0)
+        waiting.result(20)
+    assert time.monotonic() - began < 2
 
 
 def test_error_after_the_wait_says_how_long(world: World) -> None:

@@ -50,7 +50,7 @@ def test_pair_gets_the_nodes_of_its_gpu_and_of_its_vf_only() -> None:
 def test_rdma_nodes_are_those_of_this_moment() -> None:
     """A driver that was bound anew has other numbers, and the former ones may be another VF's by now."""
     now = {"mlx5_0": ("uverbs3", "umad3")}
-    (device,) = plan(claim(1, "vf-0"), view(char_devices=lambda name: now.get(name, ()))).devices
+    (device,) = plan(claim(1, "vf-0"), view(char_devices=lambda name, *_: now.get(name, ()))).devices
     assert [node.path for node in device.nodes] == [
         "/dev/infiniband/uverbs3",
         "/dev/infiniband/umad3",

@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from claims_netdevs import HOST, World
-from claims_world import GPUS, VFS, claim, ref, result, sandbox, uid, view
+from claims_netdevs import World
+from claims_world import GPUS, VFS, claim, ref, result, uid, view
 
 from railmate.claims.allocation import ClaimError
-from railmate.errors import RailmateError
 
 UVM = Path("/host/dev/nvidia-uvm")
 
 
-def numbers(**now: str) -> Callable[[str], tuple[str, ...]]:
+def numbers(**now: str) -> Callable[..., tuple[str, ...]]:
     """What the kernel says of RDMA devices: each has its old number, but for those that are named."""
-    return lambda device: (now[device],) if device in now else (f"uverbs{device.removeprefix('mlx5_')}",)
+
+    def of(device: str, pci_address: str | None = None) -> tuple[str, ...]:
+        return (now[device],) if device in now else (f"uverbs{device.removeprefix('mlx5_')}",)
+
+    return of
 
 
 def paths(world: World) -> list[str]:
@@ -62,7 +65,7 @@ def test_a_number_that_is_anothers_by_now_is_not_handed_out(world: World) -> Non
     world.restart(node=view(char_devices=numbers()))
     world.prepared(1, "vf-0")
 
-    def now(device: str) -> tuple[str, ...]:
+    def now(device: str, *_: object) -> tuple[str, ...]:
         return {"mlx5_0": (), "mlx5_1": ("uverbs0",)}.get(device, ("uverbs5",))
 
     world.restart(node=view(char_devices=now))
@@ -90,21 +93,6 @@ def test_what_an_administrator_looks_at_is_renewed_too(world: World) -> None:
     world.restart(node=view(on_bus=lambda one: one != VFS[0]))
     with pytest.raises(ClaimError, match="not on node"):
         world.state.prepare(ref(), patience=0)
-
-
-def test_a_nic_that_comes_back_to_its_pod_with_a_new_number_gets_no_container_with_the_old(
-    world: World,
-) -> None:
-    world.restart(node=view(char_devices=numbers()))
-    world.prepared(1, "vf-0")
-    world.state.attach(sandbox())
-    world.netdevs.where[VFS[0]] = (HOST, "eth7")
-    world.state.update(view(char_devices=numbers(mlx5_0="uverbs7")))
-    with pytest.raises(RailmateError, match="other device nodes"):
-        world.state.attach(sandbox())  # for a container that has the old ones already
-    assert "/dev/infiniband/uverbs7" in paths(world)
-    world.state.check(sandbox(), [uid(1)])
-    assert world.gates == [f"{uid(1)}.sandbox-1"]
 
 
 # --- nodes that are made by themselves, but late

@@ -12,11 +12,13 @@ from claims_world import VFS, inventory, ref, sandbox, state, uid, view
 
 import railmate.claims.attachments as attachments
 import railmate.claims.rdmastrays as rdmastrays
+import railmate.claims.strays as netdevstrays
 from railmate.attach.errors import AttachError
 from railmate.attach.model import AttachedNetdev, MoveRequest, NetdevReturn, ReturnRequest
 from railmate.attach.rdmamodel import RdmaDeviceRef, RdmaReturn
 from railmate.claims.plan import NodeView
 from railmate.claims.rdmastrays import RdmaStrays
+from railmate.claims.surroundings import Surroundings
 from railmate.errors import RailmateError
 
 DEVICE = RdmaDeviceRef("mlx5_0")
@@ -52,6 +54,7 @@ def calls(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "attach_all": attach, "return_all": back, "attach_rdma": attach_rdma, "return_rdma": return_rdma,
     }.items():  # fmt: skip
         monkeypatch.setattr(attachments, name, verb)
+    monkeypatch.setattr(netdevstrays, "return_all", back)
     return done
 
 
@@ -104,7 +107,7 @@ def test_rdma_device_that_did_not_come_home_is_looked_for_until_it_is(
     world.state.attach(sandbox())
     returning(monkeypatch, "RDMA device mlx5_0 is neither in the pod nor on the host")
     world.state.unprepare(ref(1))
-    moves, strays = world.state.moves, RdmaStrays(world.ledger)
+    strays = RdmaStrays(world.ledger)
     (known,) = strays.all().items()
     assert (known[0], [one.name for one in known[1]]) == (VFS[0], ["mlx5_0"])
 
@@ -128,13 +131,14 @@ def test_rdma_device_that_did_not_come_home_is_looked_for_until_it_is(
         return [RdmaReturn(one.name, None if where[0] == "home" else "it is lost") for one in devices]
 
     monkeypatch.setattr(rdmastrays, "put_right", put_right)
-    moves.elsewhere = Node()  # type: ignore[assignment]
-    assert moves.fetch_from_elsewhere() == (0, 0)
+    world.restart(around=Surroundings(elsewhere=Node()))  # type: ignore[arg-type]
+    moves = world.state.moves
+    assert moves.strays.fetch_from_elsewhere() == (0, 0)
     assert VFS[0] in strays.all()
     where[0] = "elsewhere"
-    assert moves.fetch_from_elsewhere() == (0, 1)
+    assert moves.strays.fetch_from_elsewhere() == (0, 1)
     assert strays.all() == {}
-    assert moves.fetch_from_elsewhere() == (0, 0)
+    assert moves.strays.fetch_from_elsewhere() == (0, 0)
     assert asked == ["lost", "elsewhere"], "where nothing is missing nobody looks"
 
 
@@ -145,7 +149,7 @@ def test_rdma_device_that_another_claim_has_by_now_stays_with_it(
     world.prepared(1, "vf-0")
     RdmaStrays(world.ledger).put(VFS[0], [DEVICE])
     monkeypatch.setattr(rdmastrays, "put_right", lambda devices: pytest.fail("it is the claim's"))
-    assert world.state.moves.fetch_from_elsewhere() == (0, 0)
+    assert world.state.moves.strays.fetch_from_elsewhere() == (0, 0)
     assert VFS[0] in RdmaStrays(world.ledger).all()
 
 

@@ -12,6 +12,7 @@ from claims_world import DRIVER, VFS, claim, ref, sandbox, uid, view
 
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.surroundings import Surroundings
 from railmate.kube.errors import ApiError
 
 Reconcile = Callable[[], Counter[str]]
@@ -24,7 +25,8 @@ def new_process(world: World, repaired: Counter[str]) -> Reconciler:
     def count(what: str) -> None:
         repaired[what] += 1
 
-    return Reconciler(world.api, world.ledger, files, world.state.moves, world.state.unprepare, count)
+    world.restart(around=Surroundings(repaired=count))
+    return Reconciler(world.api, world.ledger, files, world.state.moves, world.state.unprepare)
 
 
 @pytest.fixture

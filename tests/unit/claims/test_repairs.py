@@ -267,9 +267,7 @@ def test_released_claim_is_the_one_that_was_recorded(world: World) -> None:
     world.kernel.namespaces.clear()
     released: list[ClaimRef] = []
     world.start()
-    reconciler = Reconciler(
-        world.api, world.ledger, world.files, world.moves, released.append, world.repairs.append
-    )
+    reconciler = Reconciler(world.api, world.ledger, world.files, world.moves, released.append)
     reconciler.run()
     assert released == [ref(2)]
 

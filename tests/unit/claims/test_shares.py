@@ -32,6 +32,7 @@ from railmate.claims.allocation import ClaimError
 from railmate.claims.plan import make_plan
 from railmate.claims.reconcile import Reconciler
 from railmate.claims.runtime_files import RuntimeFiles
+from railmate.claims.surroundings import Surroundings
 from railmate.errors import RailmateError
 from railmate_api import fields
 from railmate_api.config import RdmaSharedConfig
@@ -349,14 +350,12 @@ def test_what_is_found_in_prepare_is_what_the_function_is_called_then(
 def test_after_a_restart_a_share_that_is_another_claims_now_is_released(world: World) -> None:
     """The claim was given another share while no driver ran; the pool and the device's name are the same."""
     world.prepared(1, share(1))
-    world.restart()
+    repaired: list[str] = []
+    world.restart(around=Surroundings(repaired=repaired.append))
     world.api.put(claim(1, share(2), pods=("pod-9",)))
     plugin = world.root / "plugins" / DRIVER
     files = RuntimeFiles(DRIVER, plugin, world.root / "cdi", plugin / "gate")
-    repaired: list[str] = []
-    Reconciler(
-        world.api, world.ledger, files, world.state.moves, world.state.unprepare, repaired.append
-    ).run()
+    Reconciler(world.api, world.ledger, files, world.state.moves, world.state.unprepare).run()
     assert repaired == ["deleted claim"]
     assert world.clean()
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from claims_world import VFS, ref, uid, view
+from claims_world import BOOT, VFS, ref, uid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from repairs_world import World, world
 
 from railmate.attach.model import (
     NetdevReturn,
+    ReturnRequest,
     ReturnState,
 )
-from railmate.claims.attachments import attempt
+from railmate.claims.attempt import attempt
+from railmate.claims.strays import PROMPT, Strays
+from railmate.claims.surroundings import Surroundings
 
 __all__ = ["world"]  # a fixture
 
@@ -51,7 +55,7 @@ def test_whoever_looks_for_strays_hears_of_a_new_one_at_once(world: World) -> No
 
 
 def test_no_strays_ask_the_kernel_nothing(world: World) -> None:
-    assert world.moves.fetch_strays() == 0
+    assert world.moves.strays.fetch() == 0
     assert world.kernel.asked == []
 
 
@@ -60,7 +64,7 @@ def test_what_is_gone_with_its_function_is_looked_for_every_minute_and_not_every
     world.kernel.lose(VFS[0])
     world.state.unprepare(ref(1))
     assert world.reconciler.await_ends()
-    world.state.update(view(on_bus=lambda address: address != VFS[0]))
+    world.kernel.off_bus.add(VFS[0])
     assert not world.reconciler.await_ends()
     world.kernel.returns.clear()  # its physical function has got its VFs back
     world.reconciler.run()
@@ -186,3 +190,83 @@ def test_the_marker_and_spec_of_an_earlier_railmate_agree_after_the_start(world:
     world.reconciler.run()
     assert marker.read_text() == word
     assert word.strip() in world.spec().read_text()
+
+
+# --- how often
+class Clock:
+    """Seconds that a test lets pass."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def looks(strays: Strays, clock: Clock, world: World, seconds: float) -> list[float]:
+    """When the kernel was asked, if one looks again whenever that is worth it, as the node's loop does."""
+    began, found = clock.now, []
+    while clock.now - began < seconds:
+        before = len(world.kernel.asked)
+        assert strays.fetch_due() == 0
+        if len(world.kernel.asked) > before:
+            found.append(clock.now - began)
+        pause = strays.pause()
+        assert pause is not None
+        clock.now += pause
+    return found
+
+
+def test_what_does_not_come_home_is_looked_for_every_second_at_first_and_then_ever_less(world: World) -> None:
+    clock = Clock()
+    strays = Strays(world.ledger, BOOT, Surroundings(), clock)
+    world.ledger.put_stray(world.kernel.snapshot("vf0", VFS[0]))
+    world.kernel.lose(VFS[0])
+    found = looks(strays, clock, world, 600)
+    assert found[:10] == [float(second) for second in range(10)]
+    assert found[10:15] == [11, 15, 23, 39, 71]
+    pauses = [later - earlier for earlier, later in pairwise(found[15:])]
+    assert set(pauses) == {60.0}, "as often as the rounds of repairs, which look for all"
+
+
+def test_one_that_was_lost_since_does_not_wait_for_those_that_were_tried_in_vain(world: World) -> None:
+    clock = Clock()
+    strays = Strays(world.ledger, BOOT, Surroundings(), clock)
+    world.ledger.put_stray(world.kernel.snapshot("vf0", VFS[0]))
+    world.kernel.lose(VFS[0])
+    looks(strays, clock, world, 300)
+    clock.now -= 1  # its turn has not come
+    world.ledger.put_stray(world.kernel.snapshot("vf1", VFS[1]))
+    world.kernel.asked.clear()
+    assert strays.pause() == PROMPT
+    assert strays.fetch_due() == 1
+    assert world.kernel.asked == [[VFS[1]]]
+
+
+def test_one_that_is_lost_again_is_looked_for_promptly_again(world: World) -> None:
+    clock = Clock()
+    strays = Strays(world.ledger, BOOT, Surroundings(), clock)
+    world.attached()
+    entry = world.ledger.get(uid(1))
+    assert entry is not None
+    world.kernel.lose(VFS[0])
+    strays.remember(
+        entry, world.kernel.return_all([ReturnRequest(world.kernel.snapshot("vf0", VFS[0]))], None)
+    )
+    world.state.unprepare(ref(1))
+    looks(strays, clock, world, 300)
+    strays.remember(
+        entry, world.kernel.return_all([ReturnRequest(world.kernel.snapshot("vf0", VFS[0]))], None)
+    )
+    assert looks(strays, clock, world, 5) == [0, 1, 2, 3, 4]
+
+
+def test_a_prepare_and_the_round_of_repairs_look_whatever_was_tried(world: World) -> None:
+    clock = Clock()
+    strays = Strays(world.ledger, BOOT, Surroundings(), clock)
+    world.ledger.put_stray(world.kernel.snapshot("vf0", VFS[0]))
+    world.kernel.lose(VFS[0])
+    looks(strays, clock, world, 300)
+    world.kernel.returns.clear()
+    assert strays.fetch() == 1
+    assert strays.pause() is None

@@ -9,7 +9,7 @@ from claims_netdevs import World
 from claims_world import VFS, claim, ref, sandbox, uid
 from test_reconcile import new_process
 
-from railmate.claims.attachments import Sandbox
+from railmate.claims.sandbox import Sandbox
 from railmate.errors import RailmateError
 
 BOTH = ("pod-1", "pod-2")

@@ -90,6 +90,8 @@ def test_malformed_tree_is_said_in_words(
         ["slices", "-o", "xml"],
         ["topology", "-o", "xml"],
         ["node", "--log-level", "loud"],
+        ["node", "--grace-period", "soon"],
+        ["node", "--grace-period", "-1"],
     ],
 )
 def test_bad_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

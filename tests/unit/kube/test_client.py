@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 from kubernetes.client.configuration import Configuration
 
 import railmate.kube.client as module
@@ -231,6 +233,29 @@ def test_refused_watch_is_an_error(server: Server, client: KubeClient) -> None:
     server.answer = lambda handler: send(handler, 410, {"message": "too old resource version"})
     with pytest.raises(ApiError, match="too old"):
         list(client.watch_slices("railmate.dev", "node1", "7", 30))
+
+
+def test_a_server_that_is_gone_without_a_word_is_noticed_within_half_a_minute(
+    server: Server, client: KubeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a watch would hear nothing of slices that are wiped until it has lasted its time."""
+    made: list[socket.socket] = []
+    real = urllib3.util.connection.create_connection
+
+    def create_connection(*arguments: Any, **more: Any) -> socket.socket:
+        made.append(real(*arguments, **more))
+        return made[-1]
+
+    monkeypatch.setattr(urllib3.util.connection, "create_connection", create_connection)
+    server.answer = lambda handler: send(handler, 200, {})
+    client.get_node("node1")
+    (one,) = made
+    assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    idle, interval, count = (
+        one.getsockopt(socket.IPPROTO_TCP, option)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    )
+    assert idle + interval * count <= 30
 
 
 # --- kubeconfig

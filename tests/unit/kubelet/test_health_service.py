@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -67,7 +68,7 @@ DIM = DeviceHealth("gpu-1", Health.UNKNOWN, "cannot be seen", checked=1.0)
 
 
 class Verbs:
-    def prepare(self, ref: Any) -> Any:
+    def prepare(self, ref: Any, *, given_up: threading.Event) -> Any:
         raise AssertionError("not called here")
 
     def unprepare(self, ref: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ class Verbs:
         self.answers = answers or {}
         self.asked: list[ClaimRef] = []
 
-    def prepare(self, ref: ClaimRef) -> PreparedClaim:
+    def prepare(self, ref: ClaimRef, *, given_up: threading.Event) -> PreparedClaim:
         self.asked.append(ref)
         answer = self.answers.get(ref.uid)
         return answer() if answer else PREPARED
@@ -56,7 +57,8 @@ def ask(make: Callable[..., DraPlugin], messages: Any, call: str, verbs: Verbs, 
     claims = [messages.Claim(uid=uid, namespace="team", name=f"name-{uid}") for uid in uids]
     request = getattr(messages, f"{call}Request")(claims=claims)
     with ThreadPoolExecutor(8) as workers:
-        return asyncio.run(getattr(make(verbs, Workers(workers, workers)), call)(request, None))
+        plugin = make(verbs, Workers(workers, workers))
+        return asyncio.run(getattr(plugin, call)(request, SimpleNamespace(add_done_callback=print)))
 
 
 @pytest.mark.parametrize(("make", "messages"), VERSIONS)

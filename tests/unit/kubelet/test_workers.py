@@ -30,7 +30,7 @@ class Stuck:
             self.news.notify_all()
         assert self.let_go.wait(30)
 
-    def prepare(self, ref: ClaimRef) -> PreparedClaim:
+    def prepare(self, ref: ClaimRef, *, given_up: threading.Event) -> PreparedClaim:
         return PreparedClaim((), {})
 
     def wait(self, count: int) -> None:
@@ -92,6 +92,17 @@ def test_one_thread_that_is_left_is_enough(pools: WorkerPools) -> None:
     stuck.wait(7)
     assert stays_well(pools)
     stuck.let_go.set()
+
+
+def test_a_prepare_does_not_stand_behind_those_of_all_pods_of_a_node(pools: WorkerPools) -> None:
+    """Each of them may wait for a device half a minute, and the kubelet gives a call 45 s."""
+    let_go = threading.Event()
+    try:
+        for _ in range(110):
+            pools.workers.prepare.submit(let_go.wait, 30)
+        assert pools.workers.prepare.submit(lambda: "done").result(10) == "done"
+    finally:
+        let_go.set()
 
 
 def test_pools_that_have_ended_are_not_stuck(pools: WorkerPools) -> None:

@@ -12,7 +12,7 @@ import pytest
 import railmate.node.attached as module
 from railmate.attach.rdmamodel import Gid, RdmaDeviceRef, SeenNic
 from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedDevice, PreparedNic, Seen
-from railmate.claims.state import ClaimObserver
+from railmate.claims.surroundings import ClaimObserver
 from railmate.errors import RailmateError
 from railmate.node.attached import AttachedClaims
 from unit.claims.claims_world import ref, uid
@@ -218,6 +218,61 @@ def test_what_an_earlier_process_did_not_come_to_is_done(
     claims.attached(entry(2))
     told.wait(2 if looked_at else 1)
     assert (uid(1) in observed.looks) is looked_at
+
+
+# --- another instance beside this one (rolling update)
+def untold(number: int = 1, sandbox: str = "s1") -> Entry:
+    one = entry(number, SETTLED)
+    assert one.seen is not None
+    assert one.attachment is not None
+    return replace(
+        one,
+        attachment=replace(one.attachment, sandbox=sandbox),
+        seen=replace(one.seen, sandbox=sandbox, told=False),
+    )
+
+
+def told_now(one: Entry) -> Entry:
+    assert one.seen is not None
+    return replace(one, seen=replace(one.seen, told=True))
+
+
+def test_what_the_other_instance_ended_over_is_told_by_this_one(
+    claims: AttachedClaims, observed: Observed, told: Told
+) -> None:
+    observed.views = {uid(1): [SETTLED], uid(2): [SETTLED]}
+    claims.take_over([untold(1), untold(2)])
+    claims.take_over([untold(1), told_now(untold(2))])
+    assert [one.claim.uid for one in told.wait(1)] == [uid(1)]
+    assert observed.looks == [uid(1)]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [[], [told_now(untold())], [untold(sandbox="s2")]],
+    ids=["released", "told", "in another sandbox since"],
+)
+def test_what_the_other_instance_is_about_to_tell_is_left_to_it(
+    claims: AttachedClaims, observed: Observed, told: Told, later: list[Entry]
+) -> None:
+    observed.views = {uid(1): [SETTLED], uid(2): [SETTLED]}
+    claims.take_over([untold()])
+    claims.take_over(later)
+    claims.attached(entry(2))
+    told.wait(1)
+    assert observed.looks == [uid(2)]
+
+
+def test_what_waits_to_be_told_again_is_taken_over_by_nobody(
+    claims: AttachedClaims, observed: Observed, told: Told
+) -> None:
+    observed.views = {uid(1): [SETTLED], uid(2): [SETTLED]}
+    claims.told(untold(), False)
+    for _ in range(3):
+        claims.take_over([untold()])
+    claims.attached(entry(2))
+    told.wait(1)
+    assert observed.looks == [uid(2)]
 
 
 def test_report_that_was_sent_is_remembered(claims: AttachedClaims, observed: Observed) -> None:

@@ -15,9 +15,9 @@ from railmate.attach.functions import FunctionChange
 from railmate.attach.rdmalook import ROCE_V2
 from railmate.attach.rdmamodel import Gid, RdmaDeviceRef, SeenNic
 from railmate.cdi.spec import DeviceNode
-from railmate.claims.attachments import Sandbox
 from railmate.claims.records import Attachment, ClaimRef, Entry, PreparedDevice, PreparedNic, Seen
 from railmate.claims.runtime_files import NCCL_TOPOLOGY
+from railmate.claims.sandbox import Sandbox
 from railmate.errors import RailmateError
 from railmate.inventory.model import Inventory, PciFunction, RdmaDevice
 from railmate.node.events import RuntimeEvents

@@ -45,6 +45,7 @@ class FakeApi:
         self.changed = threading.Condition()
         self.watches = 0
         self.end_watch_at_once = False
+        self.expire: list[ApiError | dict[str, Any]] = []  # how the next watches end
         self.after_write: Callable[[], None] = lambda: None
 
     def get_node(self, name: str) -> dict[str, Any]:
@@ -83,6 +84,12 @@ class FakeApi:
         with self.changed:
             self.watches += 1
             self.changed.notify_all()
+            if self.expire:
+                end = self.expire.pop(0)
+                if isinstance(end, ApiError):
+                    raise end
+                yield end
+                return
             sent = int(version)
             while not self.end_watch_at_once:
                 for event in [event for event in self.events if event["version"] > sent]:
@@ -417,6 +424,27 @@ def test_two_instances_that_disagree_do_not_flood_the_server(api: FakeApi) -> No
     for one in both:
         one.stop()
     assert len(api.writes) < 40
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ApiError("too old resource version", 410, "Expired"),
+        {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}},
+    ],
+    ids=["refused", "ended"],
+)
+def test_watch_whose_version_has_expired_is_begun_anew_and_misses_nothing(
+    api: FakeApi, end: ApiError | dict[str, Any]
+) -> None:
+    api.expire = [end]
+    api.after_write = lambda: api.slices.clear() if len(api.writes) == 2 else None  # and no event tells of it
+    one = controller(api)
+    thread = threading.Thread(target=one.run, daemon=True)
+    thread.start()
+    api.wait_until(lambda: api.watches >= 2 and len(api.slices) == 2)
+    one.stop()
+    assert api.expire == []
 
 
 def test_watch_that_ends_at_once_does_not_flood_the_server(api: FakeApi) -> None:

@@ -1,0 +1,51 @@
+"""How prepare waits for what will pass: without the ledger's lock, and looking at little, however many claims wait.
+
+After a mass deletion by force a claim waits for each device of the node. If each looked through the ledger several
+times a second, under its lock, the runtime's hook would not get that lock in its time.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+from railmate.claims.ledger import Ledger
+
+#: Seconds between two looks; what is waited for may be the kernel's, or another instance of the driver frees it.
+POLL = 0.25
+#: Seconds, from and to, after which a claim is looked at again though the record of who has its device is as it was.
+_LOOK_ANYWAY = 8.0, 15.0
+
+
+class Waiting:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self._news = ledger, threading.Condition()
+        self.stopped = False
+
+    def freed(self) -> None:
+        """Something was given back."""
+        with self._news:
+            self._news.notify_all()
+
+    def stop(self) -> None:
+        """Nobody waits any longer."""
+        self.stopped = True
+        self.freed()
+
+    def pause(self, holder: str | None, deadline: float, given_up: threading.Event) -> bool:
+        """Wait until it is worth looking again; False when it is not: the deadline (monotonic seconds) has come, this
+        was stopped, or ``given_up`` is set. ``holder``: the UID of the claim that is in the way, where one is; then its
+        record must have changed."""
+        mark = self._ledger.mark(holder) if holder else None
+        if holder and mark is None:
+            return True  # it has gone since
+        until = time.monotonic() + (random.uniform(*_LOOK_ANYWAY) if holder else POLL)
+        while not self.stopped and not given_up.is_set() and (now := time.monotonic()) < deadline:
+            if now >= until:
+                return True
+            with self._news:
+                news = self._news.wait(min(POLL, until - now, deadline - now))
+            if self._ledger.mark(holder) != mark if holder else news:
+                return True
+        return False
