@@ -25,14 +25,23 @@ settings.load_profile("railmate")
 
 
 #: What is one of a kind: all its tests are one worker's, and begin at once, because most of their time is waiting.
-ALONE = ("tests/e2e/vnode", "tests/e2e", "tests/component")
+ALONE = ("tests/e2e/vnode", "tests/e2e", "tests/component with an API server", "tests/component")
 
 
 def lane(nodeid: str) -> str:
-    """Tests of one lane run in one process, in order: those of the cluster, of the virtual node, of the host's
-    interfaces; of the rest, those of a file."""
+    """Tests of one lane run in one process, in order: those of the cluster, of the virtual node, of a control plane, of
+    the host's interfaces; of the rest, those of a file."""
     file = nodeid.partition("::")[0]
-    return next((one for one in ALONE if file.startswith(f"{one}/")), file)
+    found = next((one for one in ALONE if file.startswith(f"{one}/")), file)
+    return (
+        f"{found} with an API server" if found == "tests/component" and _asks_an_api_server(file) else found
+    )
+
+
+@cache
+def _asks_an_api_server(file: str) -> bool:
+    text = (ROOT.parent / file).read_text()
+    return "Cluster" in text or "ControlPlane" in text
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

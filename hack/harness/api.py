@@ -7,19 +7,30 @@ import json
 import os
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.shell import HarnessError
 
 _REQUEST_SECONDS = 30
+#: A connection that was not used for so long is not used again: the server closes it after 90 s.
+_IDLE_SECONDS = 30.0
 
 
 class _Kept(threading.local):
-    """Connections that stay open, by server and process: a child that was forked must not use its parent's."""
+    """Connections that stay open, by server and process, and when each was used: a child that was forked must not use
+    its parent's."""
 
     def __init__(self) -> None:
-        self.connections: dict[tuple[str, int], http.client.HTTPSConnection] = {}
+        self.connections: dict[tuple[str, int], tuple[http.client.HTTPSConnection, float]] = {}
+
+    def take(self, here: tuple[str, int]) -> http.client.HTTPSConnection | None:
+        connection, used = self.connections.pop(here, (None, 0.0))
+        if connection is not None and time.monotonic() - used > _IDLE_SECONDS:
+            connection.close()
+            return None
+        return connection
 
 
 _kept = _Kept()
@@ -43,7 +54,7 @@ def fetch(
     here = (server, os.getpid())
     text = None if body is None else json.dumps(body)
     while True:
-        kept = _kept.connections.pop(here, None)
+        kept = _kept.take(here)
         connection = kept or _connect(server, _REQUEST_SECONDS)
         try:
             connection.request(method, path, text, _headers(token, content_type))
@@ -51,10 +62,10 @@ def fetch(
             found = answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            if kept is None or not isinstance(error, ConnectionError):
+            if kept is None or not isinstance(error, (ConnectionError, ssl.SSLEOFError)):
                 raise
             continue  # the server has closed it since, or is another one
-        _kept.connections[here] = connection
+        _kept.connections[here] = connection, time.monotonic()
         return found
 
 
