@@ -119,6 +119,23 @@ class ControlPlane:
             self._record(name).unlink(missing_ok=True)
         shutil.rmtree(self.directory / "etcd", ignore_errors=True)
 
+    def restart_scheduler(self, arguments: Sequence[str]) -> None:
+        """Ends the scheduler, if one runs, and starts it with these arguments instead of the former ones.
+
+        Raises HarnessError like `start`; the other programs go on then.
+        """
+        name = "kube-scheduler"
+        record = ProcessRecord.load(self._record(name))
+        if record is not None:
+            record.stop(grace=0)
+        if name in self._processes:
+            self._processes.pop(name).wait()
+        self._extra[name] = list(arguments)
+        servers: dict[str, str] = self._state()["servers"]
+        ports = {program: int(url.rpartition(":")[2]) for program, url in servers.items()}
+        self._start(name, build(CONTROL_PLANE), self._client_arguments(name, ports), tied=True)
+        self._wait(name, ports[name], "/healthz")
+
     def running(self) -> dict[str, bool]:
         """Program -> whether it runs."""
         records = {name: ProcessRecord.load(self._record(name)) for name in CONTROL_PLANE}

@@ -96,7 +96,7 @@ def test_unknown_identity_is_named(plane: ControlPlane) -> None:
         plane.token("system:node:stranger")
 
 
-def test_second_control_plane_runs_beside_the_first_with_other_gates(
+def test_second_control_plane_runs_beside_the_first_with_other_gates_and_leaves_nothing(
     plane: ControlPlane, tmp_path: Path
 ) -> None:
     with ControlPlane(tmp_path, {"DRAPartitionableDevices": False}) as other:
@@ -104,6 +104,10 @@ def test_second_control_plane_runs_beside_the_first_with_other_gates(
         assert other.request("GET", "/api/v1/nodes")["items"] == []
         metrics = other.request("GET", "/metrics")
         assert 'kubernetes_feature_enabled{name="DRAPartitionableDevices",stage="BETA"} 0' in metrics
+        records = _records(other)
+        assert all(record.alive() for record in records)
+    assert not any(record.alive() for record in records)
+    assert all(record.alive() for record in _records(plane))
 
 
 def test_failing_program_is_shown_with_its_log_and_the_rest_is_ended(tmp_path: Path) -> None:
@@ -111,13 +115,6 @@ def test_failing_program_is_shown_with_its_log_and_the_rest_is_ended(tmp_path: P
     with pytest.raises(HarnessError, match=r"(?s)kube-apiserver ended with code 1.*no-such-flag"):
         plane.start()
     assert not any(plane.running().values())
-
-
-def test_nothing_is_left_after_stop(tmp_path: Path) -> None:
-    with ControlPlane(tmp_path) as plane:
-        records = _records(plane)
-        assert all(record.alive() for record in records)
-    assert not any(record.alive() for record in records)
 
 
 def test_killed_parent_leaves_no_processes(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,40 +71,43 @@ def test_a_bench_without_a_known_form_is_refused_before_anything_starts(
     assert "no form 'pears'; there are pairs, node, groups, constraint" in capsys.readouterr().out
 
 
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """With a node."""
+    with ControlPlane(tmp_path_factory.mktemp("plane")) as started:
+        started.add_node("node-a")
+        yield started
+
+
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_scheduler_starts_with_a_ready_file_and_places_a_pod(name: str, tmp_path: Path) -> None:
+def test_the_scheduler_starts_with_a_ready_file_and_places_a_pod(name: str, plane: ControlPlane) -> None:
     wanted = yaml.safe_load((READY / name).read_text())
-    with with_config(tmp_path, (READY / name)) as plane:
-        used = running_config(plane)
-        assert used["clientConnection"]["qps"] == wanted["clientConnection"]["qps"]
-        assert used.get("percentageOfNodesToScore") == wanted.get("percentageOfNodesToScore", 0)
-        plane.add_node("node-a")
-        container = {"name": "main", "image": "none"}
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "one"},
-            "spec": {"containers": [container]},
-        }
-        plane.request("POST", PODS, pod)
-        bound = (
-            event["object"]["metadata"]["name"]
-            for event in plane.watch(f"{PODS}?fieldSelector=spec.nodeName%3Dnode-a", 30)
-        )
-        assert next(bound, None) == "one"
+    restart_scheduler(plane, READY / name)
+    used = running_config(plane)
+    assert used["clientConnection"]["qps"] == wanted["clientConnection"]["qps"]
+    assert used.get("percentageOfNodesToScore") == wanted.get("percentageOfNodesToScore", 0)
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name.removesuffix(".yaml")},
+        "spec": {"containers": [{"name": "main", "image": "none"}]},
+    }
+    plane.request("POST", PODS, pod)
+    watch = plane.watch(f"{PODS}?fieldSelector=spec.nodeName%3Dnode-a", 30)
+    assert any(event["object"]["metadata"]["name"] == pod["metadata"]["name"] for event in watch)
 
 
-def test_a_wrong_field_in_a_ready_file_would_be_found(tmp_path: Path) -> None:
+def test_a_wrong_field_in_a_ready_file_would_be_found(plane: ControlPlane, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text((READY / CONFIGS[0]).read_text() + "percentageOfNodes: 10\n")
     with pytest.raises(HarnessError, match="percentageOfNodes"):
-        with_config(tmp_path, wrong).start()
+        restart_scheduler(plane, wrong)
 
 
-def with_config(directory: Path, file: Path) -> ControlPlane:
-    config = directory / "scheduler.yaml"
-    config.write_text(scheduler_config(file, directory / "kube-scheduler.kubeconfig"))
-    return ControlPlane(directory, scheduler_args=[f"--config={config}"])
+def restart_scheduler(plane: ControlPlane, file: Path) -> None:
+    config = plane.directory / "scheduler.yaml"
+    config.write_text(scheduler_config(file, plane.directory / "kube-scheduler.kubeconfig"))
+    plane.restart_scheduler([f"--config={config}"])
 
 
 def running_config(plane: ControlPlane) -> dict[str, Any]:
