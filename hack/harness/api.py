@@ -56,15 +56,21 @@ def fetch(
     while True:
         kept = _kept.take(here)
         connection = kept or _connect(server, _REQUEST_SECONDS)
+        answer = None
         try:
             connection.request(method, path, text, _headers(token, content_type))
             answer = connection.getresponse()
             found = answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            if kept is None or not isinstance(error, (ConnectionError, ssl.SSLEOFError)):
+            # Closed by the server since it was used, or the server is another one: it has answered nothing.
+            if (
+                kept is None
+                or answer is not None
+                or not isinstance(error, (ConnectionError, ssl.SSLEOFError))
+            ):
                 raise
-            continue  # the server has closed it since, or is another one
+            continue
         _kept.connections[here] = connection, time.monotonic()
         return found
 
