@@ -156,12 +156,18 @@ class Attachments:
         nodes now: a container that is being made at this moment has the former ones.
         """
         at = entry.attachment
-        if at is None or not at.complete or at.netns is None or entry.boot_id != self.boot_id:
+        if at is None or not at.complete or entry.boot_id != self.boot_id:
+            return entry
+        if at.netns is None:
+            self.say_nodes_now(entry)
             return entry
         sandbox = Sandbox(at.sandbox, at.pod_uid, at.pod, Path(at.netns))
         gone = [nic for _, nic in presence.gone([entry], Path(at.netns))]
         if not gone:
-            return entry if self._ledger.is_open(entry.claim.uid, at.sandbox) else self._with_nodes_now(entry)
+            if not self._ledger.is_open(entry.claim.uid, at.sandbox):
+                return self._with_nodes_now(entry)
+            self.say_nodes_now(entry)
+            return entry
         self._ledger.close_gate(entry.claim.uid)
         names = ", ".join(nic.address for nic in gone)
         what = (
@@ -192,6 +198,21 @@ class Attachments:
                 "the container starts with them by itself."
             )
         return now
+
+    def say_nodes_now(self, entry: Entry) -> None:
+        """To a gate that is open for former device nodes of the claim: it would refuse each container that has those of
+        now. Not while a NIC is not in its sandbox: then the gate is not to open at all."""
+        at = entry.attachment
+        if at is None or not at.complete or entry.boot_id != self.boot_id or not entry.nics:
+            return
+        uid, on_host, nodes = entry.claim.uid, at.netns is None, entry.nodes_word
+        if not self._ledger.is_open(uid, at.sandbox):
+            return
+        if self._ledger.is_open_as(uid, at.sandbox, host_network=on_host, nodes=nodes):
+            return
+        if at.netns is None or not presence.gone([entry], Path(at.netns)):
+            self._ledger.open_gate(uid, at.sandbox, host_network=on_host, nodes=nodes)
+            self.around.repaired("outdated gate marker")
 
     def _with_nodes_now(self, entry: Entry) -> Entry:
         """Of an entry whose gate is closed though all is in place: who moved its devices may have ended right after the

@@ -247,11 +247,18 @@ class Ledger:
         """Let containers of this sandbox start: the claim's devices are in it, or stay on the node because the pod
         is on the host network; the gate then looks whether it really is. ``nodes`` is `Entry.nodes_word`: a container
         that was made with a CDI spec of other device nodes does not start."""
-        content = (("host" if host_network else "") + (f"\n{nodes}" if nodes else "")).encode()
+        content = _marker(host_network, nodes)
         files.write_bytes(self._attached / f"{uid}.{sandbox}", content, durable=False)
 
     def is_open(self, uid: str, sandbox: str) -> bool:
         return (self._attached / f"{uid}.{sandbox}").exists()
+
+    def is_open_as(self, uid: str, sandbox: str, *, host_network: bool, nodes: str) -> bool:
+        """Whether the gate is open in just these words of `open_gate`."""
+        try:
+            return (self._attached / f"{uid}.{sandbox}").read_bytes() == _marker(host_network, nodes)
+        except OSError:
+            return False
 
     def close_gate(self, uid: str, sandbox: str = "*") -> None:
         for marker in self._attached.glob(f"{uid}.{sandbox}"):
@@ -322,6 +329,10 @@ class Ledger:
             f"The record of claim {path.stem} was damaged ({why}); it was rebuilt. Look at the disk."
         )
         return entry
+
+
+def _marker(host_network: bool, nodes: str) -> bytes:
+    return (("host" if host_network else "") + (f"\n{nodes}" if nodes else "")).encode()
 
 
 def _load(path: Path, uid: str) -> Entry:

@@ -80,6 +80,7 @@ class Preparation:
             )
         # written again also for a known claim: the CDI directory may have been emptied since
         self._files.write(entry)
+        self._moves.say_nodes_now(entry)
         return entry
 
     def _still_valid(

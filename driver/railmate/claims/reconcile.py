@@ -8,6 +8,7 @@ Files of other drivers are left alone.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Set
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from railmate.attach.namespaces import is_namespace
 from railmate.claims.allocation import allocated, reserved_pods
 from railmate.claims.attachments import Attachments
 from railmate.claims.attempt import attempt
+from railmate.claims.backoff import Backoff
 from railmate.claims.ledger import Ledger
 from railmate.claims.records import ClaimRef, Entry
 from railmate.claims.runtime_files import RuntimeFiles
@@ -41,6 +43,7 @@ class Reconciler:
         sandboxes: Callable[[], Mapping[str, Sandbox] | None] = dict,
         answered: Callable[[], Set[str]] = frozenset,
         on_node: Callable[[str], bool] = lambda address: False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``release`` is unprepare: it gives everything of a claim back. ``sandboxes`` gives the live sandboxes by pod
         UID, None while the runtime cannot be asked. ``answered`` gives the claims, by UID, that this process has
@@ -52,6 +55,7 @@ class Reconciler:
         self._answered, self._on_node = answered, on_node
         # of the inherited ones: what is gone from the API while its pod still runs, and what was there
         self._gone: set[str] = set()
+        self._backoff = Backoff(clock)  # of claims whose NIC has left its pod
         self._there: set[str] = set()
 
     def run(self) -> None:
@@ -98,19 +102,25 @@ class Reconciler:
 
     def _bring_back(self) -> float | None:
         """What a pod has and is on the node all the same: its driver was bound anew, as a rule, or its namespace has
-        ended. Costs a look into sysfs for each NIC of a pod; nothing is awaited, the kernel tells of the next one."""
-        for uid, entry in self._ledger.entries().items():
-            if self._has_left(entry):
-                with self._ledger.locked():
-                    now = self._ledger.get(uid)
-                    if now is not None and self._has_left(now):
-                        attempt(partial(self._moves.bring_in_line, now, self._sandboxes() or {}))
-        return None
+        ended. And what is in its pod again, but its gate is closed. Costs a look into sysfs for each NIC of a pod.
+        Seconds until the next try where one failed; of the next that leaves the kernel tells."""
+        left = {uid for uid, entry in self._ledger.entries().items() if self._has_left(entry)}
+        self._backoff.keep(left)
+        for uid in filter(self._backoff.is_due, sorted(left)):
+            with self._ledger.locked():
+                now = self._ledger.get(uid)
+                if now is not None and self._has_left(now):
+                    self._backoff.tried(uid)
+                    attempt(partial(self._entry, now))
+        known = {uid: self._ledger.get(uid) for uid in left}
+        return self._backoff.pause([uid for uid, entry in known.items() if entry and self._has_left(entry)])
 
     def _has_left(self, entry: Entry) -> bool:
         at = entry.attachment
         if at is None or not at.complete or at.netns is None or entry.boot_id != self._moves.boot_id:
             return False
+        if entry.nics and not self._ledger.is_open(entry.claim.uid, at.sandbox):
+            return True
         return any(nic.snapshot is not None and self._on_node(nic.address) for nic in entry.nics)
 
     def _entry(self, entry: Entry) -> None:

@@ -259,6 +259,11 @@ class ClaimState:
                 )
             if entry.nics and not entry.attached_to(sandbox.id):
                 raise RailmateError(why_not(self._node.driver, entry, sandbox))
+            if entry.nics and not self._ledger.is_open(uid, sandbox.id):
+                raise RailmateError(
+                    f"{self._node.driver}: the gate of {entry.claim} is closed for pod {sandbox.pod}: its NIC is being "
+                    "attached again; the container starts by itself once that has ended."
+                )
             entries.append(entry)
         for entry, nic in presence.gone(entries, sandbox.netns) if sandbox.netns else ():
             raise RailmateError(

@@ -10,18 +10,13 @@ from functools import partial
 from railmate.attach.model import NetdevReturn, NetdevSnapshot, ReturnRequest, ReturnState
 from railmate.attach.netdev import return_all
 from railmate.claims.attempt import attempt
+from railmate.claims.backoff import Backoff
 from railmate.claims.ledger import Ledger
 from railmate.claims.rdmastrays import RdmaStrays
 from railmate.claims.records import Entry, PreparedNic, of_boot
 from railmate.claims.surroundings import Surroundings
 
 log = logging.getLogger(__name__)
-
-#: Seconds between two looks for what is about to come home, and how many such looks it gets: a netdev whose namespace
-#: has ended is back within some. Then the pauses double, up to the time between two rounds of repairs.
-PROMPT = 1.0
-_PROMPT_TRIES = 10
-_LONGEST = 60.0
 
 
 class Strays:
@@ -30,9 +25,10 @@ class Strays:
     def __init__(
         self, ledger: Ledger, boot_id: str, around: Surroundings, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._ledger, self._boot_id, self._around, self._clock = ledger, boot_id, around, clock
+        self._ledger, self._boot_id, self._around = ledger, boot_id, around
         self._rdma = RdmaStrays(ledger)
-        self._tried: dict[str, tuple[int, float]] = {}  # PCI address: how often in vain, and when it is due
+        # by PCI address; a netdev whose namespace has ended is back within seconds
+        self._backoff = Backoff(clock)
 
     def remember(self, entry: Entry, returned: Sequence[NetdevReturn]) -> None:
         """A netdev that comes home after its claim is forgotten must still find its name and MAC again, and one that
@@ -40,7 +36,7 @@ class Strays:
         snapshots = {nic.address: nic.snapshot for nic in entry.nics if nic.snapshot}
         for one in returned:
             if one.state is ReturnState.LOST or (one.home and one.problems):
-                self._tried.pop(one.pci_address, None)
+                self._backoff.forget(one.pci_address)
                 attempt(partial(self._ledger.put_stray, snapshots[one.pci_address]))
             elif one.home:
                 self._ledger.drop_stray(one.pci_address)
@@ -57,27 +53,20 @@ class Strays:
         """The same for those alone whose turn it is. Not of a function that is gone from the bus: its netdev comes with
         it, if ever."""
         strays = self._ledger.strays()
-        now = self._clock()
-        self._tried = {one.pci_address: self._tried.get(one.pci_address, (0, now)) for one in strays}
+        self._backoff.keep({one.pci_address for one in strays})
         due = [
             one
             for one in strays
-            if self._tried[one.pci_address][1] <= now and self._around.on_bus(one.pci_address)
+            if self._backoff.is_due(one.pci_address) and self._around.on_bus(one.pci_address)
         ]
         for one in due:
-            tries = self._tried[one.pci_address][0] + 1
-            pause = 0.0 if tries < _PROMPT_TRIES else min(2.0 ** (tries - _PROMPT_TRIES + 1), _LONGEST)
-            self._tried[one.pci_address] = tries, now + pause
+            self._backoff.tried(one.pci_address)
         return self._fetch(due)
 
     def pause(self) -> float | None:
         """Seconds until ``fetch_due`` is worth calling again; None where nothing is on its way."""
-        dues = [
-            self._tried.get(one.pci_address, (0, 0.0))[1]
-            for one in self._ledger.strays()
-            if self._around.on_bus(one.pci_address)
-        ]
-        return max(PROMPT, min(dues) - self._clock()) if dues else None
+        strays = [one.pci_address for one in self._ledger.strays()]
+        return self._backoff.pause([address for address in strays if self._around.on_bus(address)])
 
     def _fetch(self, strays: Sequence[NetdevSnapshot]) -> int:
         if not strays:

@@ -36,7 +36,8 @@ _APPLY = "application/apply-patch+yaml"
 _KEEPALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    # Linux; `railmate explain` runs elsewhere, too
+    *([(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)] if hasattr(socket, "TCP_KEEPIDLE") else []),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 ]

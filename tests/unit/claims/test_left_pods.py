@@ -33,13 +33,25 @@ def told(world: World) -> list[tuple[str, str]]:
     return found
 
 
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 @pytest.fixture
 def repairs() -> list[str]:
     return []
 
 
 @pytest.fixture
-def reconciler(world: World, repairs: list[str], told: list[tuple[str, str]]) -> Reconciler:
+def reconciler(world: World, repairs: list[str], told: list[tuple[str, str]], clock: Clock) -> Reconciler:
     """While the runtime cannot be asked."""
     plugin = world.root / "plugins" / DRIVER
     files = RuntimeFiles(DRIVER, plugin, world.root / "cdi", plugin / "gate")
@@ -52,6 +64,7 @@ def reconciler(world: World, repairs: list[str], told: list[tuple[str, str]]) ->
         state.moves,
         state.unprepare,
         on_node=lambda address: world.netdevs.where[address][0] == HOST,
+        clock=clock,
     )
 
 
@@ -194,3 +207,40 @@ def test_on_the_host_network_there_is_nothing_to_look_for(world: World) -> None:
     world.state.check(sandbox(netns=None), [uid(1)])
     world.state.attach(sandbox(netns=None))
     assert world.netdevs.looks == 0
+
+
+def test_what_cannot_be_attached_again_is_tried_soon_and_then_ever_more_seldom(
+    world: World, reconciler: Reconciler, clock: Clock, told: list[tuple[str, str]]
+) -> None:
+    """Each try moves the netdev in and home again, of which the kernel tells, too."""
+    world.prepared(1, "vf-0")
+    world.state.attach(sandbox())
+    bind_anew(world)
+    world.netdevs.attach_error = AttachError("the MTU is more than the physical function's")
+    pauses = [reconciler.await_ends() for _ in range(30)]
+    assert pauses == [1.0] * 9 + [2.0] * 21
+    assert len(told) == 10, "the kernel's word is no reason for more"
+    clock.now += 2
+    assert reconciler.await_ends() == 4
+    assert len(told) == 11
+    world.netdevs.attach_error = None
+    clock.now += 60
+    assert reconciler.await_ends() is None
+    assert world.netdevs.where[VFS[0]][0] == POD
+
+
+def test_a_closed_gate_is_told_when_the_container_is_made_and_opened_when_all_is_in_place(
+    world: World, reconciler: Reconciler, repairs: list[str]
+) -> None:
+    """Who attached a NIC again may end, or fail, right after the move: its RDMA device comes after its netdev."""
+    world.prepared(1, "vf-0")
+    world.state.attach(sandbox())
+    world.ledger.close_gate(uid(1))
+    with pytest.raises(
+        RailmateError, match="the gate of ResourceClaim team/claim-1 is closed for pod team/pod-1"
+    ):
+        world.state.check(sandbox(), [uid(1)])
+    assert reconciler.await_ends() is None
+    assert world.gates == [GATE]
+    assert repairs == ["missing gate marker"]
+    world.state.check(sandbox(), [uid(1)])

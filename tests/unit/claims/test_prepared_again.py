@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from claims_netdevs import World
-from claims_world import GPUS, VFS, claim, ref, result, uid, view
+from claims_netdevs import HOST, World
+from claims_world import GPUS, VFS, claim, ref, result, sandbox, uid, view
 
 from railmate.claims.allocation import ClaimError
 
@@ -47,6 +47,43 @@ def test_rdma_devices_with_new_numbers_are_answered_with_those(world: World) -> 
     entry = world.ledger.get(uid(1))
     assert entry is not None
     assert entry.devices == tuple(answer.devices)
+
+
+@pytest.mark.parametrize("netns", ["/run/netns/1", None], ids=["in a pod", "on the host network"])
+def test_the_gate_opens_for_containers_with_the_nodes_of_now(world: World, netns: str | None) -> None:
+    """Else no container of the pod would ever start again: the gate refuses those that were made with other nodes."""
+    world.prepared(1, "pair-0")
+    world.state.attach(sandbox(netns=netns))
+    before = gate_word(world)
+    world.restart(node=view(vendor_cdi=lambda: {"GPU-0": "nvidia.com/gpu=GPU-0"}))
+    world.state.prepare(ref(), patience=0)
+    entry = world.ledger.get(uid(1))
+    assert entry is not None
+    assert before != entry.nodes_word == gate_word(world)
+
+
+def test_a_gate_that_names_former_nodes_is_put_right_by_the_round(world: World) -> None:
+    """A railmate before this one has left it so."""
+    world.prepared(1, "pair-0")
+    world.state.attach(sandbox())
+    right = gate_word(world)
+    world.ledger.open_gate(uid(1), "sandbox-1", nodes="former")
+    world.state.synchronize([sandbox()])
+    assert gate_word(world) == right
+
+
+def test_it_is_not_while_the_nic_is_not_in_the_pod(world: World) -> None:
+    world.prepared(1, "pair-0")
+    world.state.attach(sandbox())
+    before = gate_word(world)
+    world.netdevs.where[VFS[0]] = (HOST, "eth7")
+    world.restart(node=view(vendor_cdi=lambda: {"GPU-0": "nvidia.com/gpu=GPU-0"}))
+    world.state.prepare(ref(), patience=0)
+    assert gate_word(world) == before
+
+
+def gate_word(world: World) -> str:
+    return (world.ledger.attached_dir / f"{uid(1)}.sandbox-1").read_text().split()[-1]
 
 
 def test_an_unchanged_machine_changes_no_record(world: World) -> None:

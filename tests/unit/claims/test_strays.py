@@ -19,7 +19,8 @@ from railmate.attach.model import (
     ReturnState,
 )
 from railmate.claims.attempt import attempt
-from railmate.claims.strays import PROMPT, Strays
+from railmate.claims.backoff import PROMPT
+from railmate.claims.strays import Strays
 from railmate.claims.surroundings import Surroundings
 
 __all__ = ["world"]  # a fixture
