@@ -172,7 +172,10 @@ class ClaimState:
                 if not error.passes or time.monotonic() + pause >= deadline or self._waiting.stopped:
                     raise
                 log.warning("%s: %s. Trying again in %.2f s.", ref, error, pause)
-            if given_up.wait(pause):
+                self._waiting.rest(pause, given_up)
+                if self._waiting.stopped:
+                    raise
+            if given_up.is_set():
                 raise GivenUpError(ref)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -33,6 +33,13 @@ class Waiting:
         self.stopped = True
         self.freed()
 
+    def rest(self, seconds: float, given_up: threading.Event) -> None:
+        """Wait so long, less when this is stopped or ``given_up`` is set."""
+        until = time.monotonic() + seconds
+        while not self.stopped and not given_up.is_set() and (left := until - time.monotonic()) > 0:
+            with self._news:
+                self._news.wait(min(POLL, left))
+
     def pause(self, holder: str | None, deadline: float, given_up: threading.Event) -> bool:
         """Wait until it is worth looking again; False when it is not: the deadline (monotonic seconds) has come, this
         was stopped, or ``given_up`` is set. ``holder``: the UID of the claim that is in the way, where one is; then its

@@ -112,8 +112,9 @@ class NriHandler(Protocol):
     async def run_pod_sandbox(self, pod: PodSandbox) -> None:
         """The sandbox and its network exist, its containers do not yet, nor will they before this returns.
 
-        An exception within milliseconds refuses the sandbox; the message of a RailmateError reaches the user in the
-        pod's events. Of a later one the runtime does not hear: ``create_container`` must see to what is missing.
+        An exception within milliseconds, or where ``must_end`` within the runtime's time, refuses the sandbox; the
+        message of a RailmateError reaches the user in the pod's events. Of a later one the runtime does not hear:
+        ``create_container`` must see to what is missing.
         """
 
     async def must_end(self, pod: PodSandbox) -> bool:

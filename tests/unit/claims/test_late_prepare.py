@@ -168,3 +168,17 @@ def test_who_waits_for_it_ends_with_its_call(world: World) -> None:
     with pytest.raises(ClaimError, match="given up"):
         world.state.prepare(ref(1), PATIENCE, given_up=given_up)
     assert world.api.gets == 1
+
+
+def test_who_waits_for_it_is_told_at_once_when_the_instance_ends(world: World) -> None:
+    """The pauses between its tries grow to seconds by then."""
+    world.api.errors = [ApiError("not reachable")] * 100
+    with ThreadPoolExecutor(1) as workers:
+        late = workers.submit(world.state.prepare, ref(1), PATIENCE)
+        while world.api.gets < 3:  # after the third comes a second's pause
+            time.sleep(0.01)
+        began = time.monotonic()
+        world.state.stop()
+        with pytest.raises(ApiError, match="not reachable"):
+            late.result(PATIENCE)
+        assert time.monotonic() - began < 0.5
