@@ -152,6 +152,9 @@ def restore(
             *_put_right(snapshot, found, sides),
             # after the netdev: where the pod has set a MAC the physical function follows the VF by itself
             *restore_vf(snapshot, sides),
+        ]
+        _clear_steering(snapshot, found, sides)  # it may keep channels from going back
+        problems += [
             *_ethtool_right(snapshot, found, sides),
             *_sysctls_right(snapshot, found, sides),  # some of them say which addresses it can have
             *_addresses_right(snapshot, found, sides),
@@ -295,6 +298,15 @@ def _queues_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[st
             return queues.restore(link.name, snapshot.queues)
     except OSError as error:
         return [f"its queues cannot be read: {error_of(error)[1]}"]
+
+
+def _clear_steering(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> None:
+    """By the name that it has by now; what fails is told by `_steering_right`."""
+    now = links.get_index(sides.host, link.index) if snapshot.steering is not None else None
+    if now is None or snapshot.steering is None:
+        return
+    with sides.on_host(), suppress(OSError):
+        steering.clear(now.name, snapshot.steering)
 
 
 def _steering_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
