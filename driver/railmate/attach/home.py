@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 
 from railmate.attach import (
@@ -271,9 +273,10 @@ def restore_vf(snapshot: NetdevSnapshot, sides: Sides) -> list[str]:
 def _ethtool_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
     if not snapshot.ethtool:
         return []
+    before = snapshot.ethtool
     try:
         with sides.on_host(), closing(Ethtool()) as kernel:
-            wrong = ethtool.difference(snapshot.ethtool, kernel.state(link.index).now)
+            wrong = ethtool.difference(before, kernel.state(link.index).now)
             if not wrong:
                 return []
             problems = []
@@ -281,8 +284,11 @@ def _ethtool_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[s
                 try:
                     kernel.set(link.index, part, f"netdev {snapshot.name}")
                 except AttachError as error:
-                    problems.append(str(error))
-            wrong = ethtool.difference(snapshot.ethtool, kernel.state(link.index).now)
+                    if part.link and error.code == errno.EOPNOTSUPP:
+                        before = replace(before, link={})  # nobody set it: a VF's speed follows its port's
+                    else:
+                        problems.append(str(error))
+            wrong = ethtool.difference(before, kernel.state(link.index).now)
     except AttachError as error:
         return [str(error)]
     if wrong and not problems:
