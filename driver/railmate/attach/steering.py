@@ -29,6 +29,8 @@ _KEEP_TABLE, _DEFAULT_TABLE, _KEEP_FUNCTION = 0xFFFFFFFF, 0, 0
 #: struct ethtool_rxnfc: command, flow type, data, struct ethtool_rx_flow_spec, number of rules; their places follow.
 _FLOW = struct.Struct("=IIQ168sI")
 _PLACE = struct.Struct("=160xI4x")  # in the specification
+_PLACE_AT = slice(160, 164)
+_ANY_PLACE = b"\xff" * 4  # RX_CLS_LOC_ANY
 _FLOW_TYPES = {
     "tcp4": 1, "udp4": 2, "sctp4": 3, "ah4": 4, "tcp6": 5, "udp6": 6, "sctp6": 7, "ah6": 8,
 }  # fmt: skip
@@ -110,7 +112,7 @@ def _changes(ask: _Ask, before: Steering, now: Steering) -> Iterator[tuple[str, 
     for place, text in before.rules.items():
         if now.rules.get(place) != text:
             spec = bytes.fromhex(text)
-            yield "flow rules", lambda spec=spec: ask(_flow(_INSERT_RULE, spec=spec))  # type: ignore[misc]
+            yield "flow rules", lambda spec=spec: _insert(ask, spec)  # type: ignore[misc]
     if now.table and now.table != before.table:
         # the table that the kernel makes itself: it follows the number of queues from then on
         yield "RSS table", lambda: _set_hash(ask, before, _DEFAULT_TABLE)
@@ -125,10 +127,29 @@ def _changes(ask: _Ask, before: Steering, now: Steering) -> Iterator[tuple[str, 
             yield "RSS fields", lambda message=message: ask(message)  # type: ignore[misc]
 
 
+def _insert(ask: _Ask, spec: bytes) -> None:
+    """Where it was; where the driver chooses the places itself (bnxt), anywhere. Raises OSError."""
+    try:
+        ask(_flow(_INSERT_RULE, spec=spec))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        ask(_flow(_INSERT_RULE, spec=_placed(spec, _ANY_PLACE)))
+
+
+def _placed(spec: bytes, place: bytes) -> bytes:
+    return spec[: _PLACE_AT.start] + place + spec[_PLACE_AT.stop :]
+
+
+def _wherever(rules: Mapping[str, str]) -> list[bytes]:
+    """The rules without their places."""
+    return sorted(_placed(bytes.fromhex(spec), _ANY_PLACE) for spec in rules.values())
+
+
 def _differing(before: Steering, now: Steering) -> list[str]:
     fields = {kind: now.fields.get(kind, value) for kind, value in before.fields.items()}
-    pairs = {
-        "flow rules": (before.rules, now.rules),
+    pairs: dict[str, tuple[object, object]] = {
+        "flow rules": (_wherever(before.rules), _wherever(now.rules)),
         "RSS table": (before.table, now.table),
         "RSS hash": (
             (before.key, before.function, before.transform),

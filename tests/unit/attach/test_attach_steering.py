@@ -163,6 +163,29 @@ def test_what_a_container_has_changed_is_set_back(
     assert nic.told() == all_before
 
 
+@pytest.mark.parametrize("left", [False, True], ids=["one of the host's", "and one of the pod's"])
+def test_a_rule_goes_where_the_driver_wants_it(nic: Nic, monkeypatch: pytest.MonkeyPatch, left: bool) -> None:
+    """bnxt takes no rule for a place that one names."""
+
+    def ask(message: bytes) -> bytes:
+        if message[0] == 0x32:
+            spec = message[16:184]
+            if spec[160:164] != b"\xff" * 4:
+                raise OSError(errno.EINVAL, "Invalid argument")
+            nic.rules[3] = rule(3, 2)
+            return message
+        return Nic.ask(nic, message)
+
+    nic.rules = {7: rule(7, 2)}
+    before = look()
+    nic.rules = {9: rule(9, -1)} if left else {}
+    nic.refuses = {0x31} if left else set()
+    monkeypatch.setattr(nic, "ask", ask)
+    told = ["its flow rules cannot be set back: Operation not supported"]
+    assert put_back(before) == (told if left else [])
+    assert nic.rules[3] == rule(3, 2)
+
+
 def test_what_is_refused_is_told_and_the_rest_is_set(nic: Nic) -> None:
     before = look()
     nic.rules, nic.table = {9: rule(9, -1)}, [0] * 128
