@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 
 from railmate.attach import (
@@ -152,6 +154,9 @@ def restore(
             *_put_right(snapshot, found, sides),
             # after the netdev: where the pod has set a MAC the physical function follows the VF by itself
             *restore_vf(snapshot, sides),
+        ]
+        _clear_steering(snapshot, found, sides)  # it may keep channels from going back
+        problems += [
             *_ethtool_right(snapshot, found, sides),
             *_sysctls_right(snapshot, found, sides),  # some of them say which addresses it can have
             *_addresses_right(snapshot, found, sides),
@@ -268,9 +273,10 @@ def restore_vf(snapshot: NetdevSnapshot, sides: Sides) -> list[str]:
 def _ethtool_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
     if not snapshot.ethtool:
         return []
+    before = snapshot.ethtool
     try:
         with sides.on_host(), closing(Ethtool()) as kernel:
-            wrong = ethtool.difference(snapshot.ethtool, kernel.state(link.index).now)
+            wrong = ethtool.difference(before, kernel.state(link.index).now)
             if not wrong:
                 return []
             problems = []
@@ -278,8 +284,11 @@ def _ethtool_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[s
                 try:
                     kernel.set(link.index, part, f"netdev {snapshot.name}")
                 except AttachError as error:
-                    problems.append(str(error))
-            wrong = ethtool.difference(snapshot.ethtool, kernel.state(link.index).now)
+                    if part.link and error.code == errno.EOPNOTSUPP:
+                        before = replace(before, link={})  # nobody set it: a VF's speed follows its port's
+                    else:
+                        problems.append(str(error))
+            wrong = ethtool.difference(before, kernel.state(link.index).now)
     except AttachError as error:
         return [str(error)]
     if wrong and not problems:
@@ -295,6 +304,15 @@ def _queues_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[st
             return queues.restore(link.name, snapshot.queues)
     except OSError as error:
         return [f"its queues cannot be read: {error_of(error)[1]}"]
+
+
+def _clear_steering(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> None:
+    """By the name that it has by now; what fails is told by `_steering_right`."""
+    now = links.get_index(sides.host, link.index) if snapshot.steering is not None else None
+    if now is None or snapshot.steering is None:
+        return
+    with sides.on_host(), suppress(OSError):
+        steering.clear(now.name, snapshot.steering)
 
 
 def _steering_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[str]:
