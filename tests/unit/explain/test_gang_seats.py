@@ -41,6 +41,13 @@ def wish(*requests: dict[str, Any], shared: bool = False, **more: Any) -> Wish:
     return Wish("one pod of Job g", (made,), shared=frozenset([made.title] if shared else ()))
 
 
+def with_shared_gpu(pairs: int) -> Wish:
+    """A GPU that all pods have, and pairs of each pod's own."""
+    everybodys = parse_claim(claim(request("g", "gpu"), name="everybodys"))
+    own = parse_claim(claim(request("r", "pair", pairs), name="own"))
+    return Wish("one pod of Job g", (everybodys, own), shared=frozenset([everybodys.title]))
+
+
 def batch(count: int, wanted: Wish, title: str = "Job g") -> Batch:
     return Batch(title, count, wanted)
 
@@ -160,8 +167,46 @@ def test_a_claim_that_all_pods_share_keeps_them_on_one_node() -> None:
 
 
 def test_no_more_pods_share_a_claim_than_the_api_server_takes() -> None:
-    (found,) = judged(world("n1"), batch(300, wish(request("r", "pair"), shared=True)))
-    assert (len(found.seats), found.fits) == (256, None)
+    wanted = wish(request("r", "pair"), shared=True)
+    (found,) = judged(world("n1", "n2"), batch(300, wanted))
+    assert (len(found.seats), found.fits, found.following) == (256, False, None), "in whatever order"
+    assert "a claim is for 256 pods at most, and 300 pods of Job g share one; 256 fit:" in gang_text(found)
+    (found,) = judged(world("n1"), batch(256, wanted))
+    assert found.fits is True
+
+
+@pytest.mark.parametrize("nodes", [("n1",), ("n1", "n2")])
+def test_shared_claim_that_fits_nowhere_is_a_certain_no(nodes: tuple[str, ...]) -> None:
+    (found,) = judged(world(*nodes), batch(3, wish(request("r", "pair", 5), shared=True)))
+    assert (found.fits, found.seats) == (False, ())
+    assert "0 of 3 pods of Job g fit\n" in gang_text(found)
+    both = judged(world(*nodes), batch(3, found.batch.wish), batch(1, found.batch.wish, "Job h"))
+    assert [one.fits for one in both] == [False, False]
+
+
+@pytest.mark.parametrize(("nodes", "fits"), [(("n1",), False), (("n1", "n2"), None)])
+def test_shared_claim_that_only_one_node_can_have_is_a_certain_no(
+    nodes: tuple[str, ...], fits: bool | None
+) -> None:
+    """With more nodes it matters which of them the first pod takes."""
+    (found,) = judged(world(*nodes), batch(9, with_shared_gpu(1)))
+    assert (found.fits, len(found.seats)) == (fits, 3)
+
+
+def test_shared_claim_of_two_templates_is_no_certain_no() -> None:
+    """The other template's pod may get other devices for it."""
+    some, others = judged(world("n1"), batch(4, with_shared_gpu(1)), batch(1, with_shared_gpu(1), "Job h"))
+    assert (some.fits, len(some.seats), others.fits, len(others.seats)) == (None, 3, None, 0)
+
+
+def test_template_that_a_different_node_would_serve_is_no_certain_no() -> None:
+    """Whole nodes go out first, to n2, and the shared claim then to n1, which has no room for three; n3 has."""
+    where = world("n1", "n2", "n3", taken=[held("other", "pair-0-0", pool="n1")])
+    whole, some = judged(
+        where, batch(1, wish(request("r", "pair", 4)), "A"), batch(3, with_shared_gpu(1), "B")
+    )
+    assert whole.fits is True
+    assert (len(some.seats), some.fits) == (2, None)
 
 
 def test_a_device_that_all_nodes_reach_goes_to_one_pod_only() -> None:
