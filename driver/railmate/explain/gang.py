@@ -188,7 +188,11 @@ class _Seating:
         self, judging: Judging, site: Site, wish: Wish, most: int, first: Sequence[tuple[Placed, ...]]
     ) -> list[tuple[Placed, ...]]:
         """The devices of each pod that the site takes, one after the other. ``first``: those that are known."""
-        trial, pods = judging.trial(site), list(first)
+        pods = list(first)
+        if len(pods) < most and self._deadline.passed():  # preparing a search takes time as well
+            self.cut_short = True
+            return pods
+        trial = judging.trial(site)
         others = [*site.claims, *self._wide]
         others += [claim for devices in pods for claim in _held(wish, devices)]
         try:

@@ -11,9 +11,11 @@ import pytest
 from explain_world import CLASSES, claim, held, machine, request
 
 from railmate.errors import UsageError
+from railmate.explain.changes import Trial
 from railmate.explain.gang import Batch, BatchVerdict, judge_gang
 from railmate.explain.model import Node
 from railmate.explain.parse import parse_claim, parse_class, parse_slice
+from railmate.explain.problem import Problem
 from railmate.explain.rendergang import gang_json, gang_text
 from railmate.explain.verdict import Wish, World
 from railmate.explain.workload import pods_of
@@ -34,6 +36,16 @@ def world(*nodes: str, taken: Sequence[dict[str, Any]] = (), more: Sequence[dict
         tuple(map(parse_claim, taken)),
         tuple(map(Node, nodes)),
     )
+
+
+def rack(nics: int) -> dict[str, Any]:
+    """A pool that all nodes reach."""
+    pool = {"name": "rack", "generation": 1, "resourceSliceCount": 1}
+    devices = [{"name": f"nic-{number}", "attributes": {}} for number in range(nics)]
+    return {
+        "metadata": {"name": "rack"},
+        "spec": {"driver": "nic.example.com", "pool": pool, "allNodes": True, "devices": devices},
+    }
 
 
 def wish(*requests: dict[str, Any], shared: bool = False, **more: Any) -> Wish:
@@ -210,13 +222,7 @@ def test_template_that_a_different_node_would_serve_is_no_certain_no() -> None:
 
 
 def test_a_device_that_all_nodes_reach_goes_to_one_pod_only() -> None:
-    pool = {"name": "rack", "generation": 1, "resourceSliceCount": 1}
-    nics = [{"name": f"nic-{number}", "attributes": {}} for number in range(3)]
-    rack = {
-        "metadata": {"name": "rack"},
-        "spec": {"driver": "nic.example.com", "pool": pool, "allNodes": True, "devices": nics},
-    }
-    where = world("n1", "n2", more=[rack])
+    where = world("n1", "n2", more=[rack(3)])
     wanted = wish(request("r", "any", 1, 'device.driver == "nic.example.com"'))
     (found,) = judged(where, batch(4, wanted))
     assert sorted(name for _, name in devices(found)) == ["nic-0", "nic-1", "nic-2"]
@@ -232,6 +238,27 @@ def test_what_was_not_looked_at_in_time_is_no_certain_no() -> None:
     (found,) = judged(world("n1", "n2"), batch(3, wish(request("r", "pair", 4))), seconds=1e-9)
     assert (found.fits, found.seats) == (None, ())
     assert "of more it is not certain" in gang_text(found)
+
+
+def test_nodes_that_reach_one_pool_are_not_prepared_when_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them is a search of its own. The clock counts what is prepared, 10 ms each."""
+    prepared = 0
+    prepare = Trial.problem
+
+    def counted(*args: Any, **keywords: Any) -> Problem:
+        nonlocal prepared
+        prepared += 1
+        return prepare(*args, **keywords)
+
+    monkeypatch.setattr(Trial, "problem", counted)
+    where = world(*(f"n{number:03}" for number in range(300)), more=[rack(300)])
+    wanted = wish(request("r", "any", 1, 'device.driver == "nic.example.com"'), request("p", "pair", 4))
+    (found,) = judge_gang(where, [batch(300, wanted)], 0.5, now=lambda: prepared / 100)
+    assert 10 < len(found.seats) < 50
+    assert found.fits is None
+    assert prepared < 80, "50, and the bisection that had begun"
 
 
 def test_scheduler_error_of_the_first_pod_is_no_for_all() -> None:
