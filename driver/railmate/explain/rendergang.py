@@ -18,7 +18,7 @@ def gang_text(verdict: BatchVerdict) -> str:
 
 def _lines(verdict: BatchVerdict) -> Iterator[str]:
     batch, seats = verdict.batch, len(verdict.seats)
-    if verdict.one.stopped:
+    if verdict.one.stopped or not batch.count:
         return
     what = f"{batch.count} pod{'s' if batch.count > 1 else ''} of {batch.title}"
     if seats == batch.count:

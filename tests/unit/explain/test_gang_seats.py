@@ -146,6 +146,16 @@ def test_shares_of_a_device_are_counted() -> None:
     assert (found.fits, len(found.seats)) == (False, 2)
 
 
+def test_template_without_pods_is_not_said_to_fit_all() -> None:
+    some, none = judged(
+        world("n1"), batch(2, wish(request("r", "pair", 1))), batch(0, wish(request("r", "pair", 1)))
+    )
+    assert (some.fits, none.fits) == (True, True)
+    assert "all 2 pods of Job g fit" in gang_text(some)
+    assert "pods of Job g" not in gang_text(none)
+    assert "fit," not in gang_text(none)
+
+
 # --- where the order matters
 def test_those_that_ask_for_most_are_seated_first() -> None:
     """In the order of the file the leader might open the node that a worker needs."""
@@ -324,6 +334,25 @@ def counts(kind: str, spec: dict[str, Any]) -> list[tuple[str, int]]:
             [("leaderWorkerTemplate/leaderTemplate", 1), ("leaderWorkerTemplate/workerTemplate", 3)],
         ),
         (
+            "LeaderWorkerSet",
+            {
+                "replicas": 2,
+                "leaderWorkerTemplate": {"size": 4, "leaderTemplate": None, "workerTemplate": TEMPLATE},
+            },
+            [("", 8)],
+        ),
+        (
+            "RayCluster",
+            {
+                "headGroupSpec": {"template": TEMPLATE},
+                "workerGroupSpecs": [
+                    {"groupName": "w", "replicas": 2, "numOfHosts": 4, "template": TEMPLATE}
+                ],
+            },
+            [("headGroupSpec", 1), ("workerGroupSpecs/0", 8)],
+        ),
+        ("DaemonSet", {"template": TEMPLATE}, [("", 1)]),  # and says so
+        (
             "MPIJob",
             {
                 "mpiReplicaSpecs": {
@@ -339,6 +368,15 @@ def test_pods_that_run_at_a_time_are_counted(
     kind: str, spec: dict[str, Any], expected: list[tuple[str, int]]
 ) -> None:
     assert counts(kind, spec) == expected
+
+
+def test_pod_of_a_daemonset_is_not_told_as_all_of_them() -> None:
+    body = {"kind": "DaemonSet", "metadata": {"name": "w"}, "spec": {"template": TEMPLATE}}
+    (found,) = pods_of(body)
+    assert (
+        found.title
+        == "one pod of DaemonSet default/w (it makes one for each node, and only one is looked at)"
+    )
 
 
 @pytest.mark.parametrize("value", ["4", -1, True, 1.5, [2]])
