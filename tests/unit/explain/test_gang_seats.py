@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -250,10 +250,9 @@ def test_what_was_not_looked_at_in_time_is_no_certain_no() -> None:
     assert "of more it is not certain" in gang_text(found)
 
 
-def test_nodes_that_reach_one_pool_are_not_prepared_when_the_time_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each of them is a search of its own. The clock counts what is prepared, 10 ms each."""
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """It counts the searches that are prepared, 10 ms each."""
     prepared = 0
     prepare = Trial.problem
 
@@ -263,12 +262,28 @@ def test_nodes_that_reach_one_pool_are_not_prepared_when_the_time_is_over(
         return prepare(*args, **keywords)
 
     monkeypatch.setattr(Trial, "problem", counted)
+    return lambda: prepared / 100
+
+
+def test_no_time_is_so_short_that_it_makes_a_certain_no(clock: Callable[[], float]) -> None:
+    """Nor is it one when the time is over while a template is tried alone."""
+    where = world("n1", "n2", taken=[held("other", "gpu-0-0", pool="n2")])
+    whole = batch(1, wish(request("r", "pair", 4)), "A")
+    some = batch(7, wish(request("r", "pair")), "B")
+    for hundredths in range(1, 60):
+        assert judge_gang(where, [whole, some], hundredths / 100, now=clock)[1].fits is None, hundredths
+
+
+def test_nodes_that_reach_one_pool_are_not_prepared_when_the_time_is_over(
+    clock: Callable[[], float],
+) -> None:
+    """Each of them is a search of its own."""
     where = world(*(f"n{number:03}" for number in range(300)), more=[rack(300)])
     wanted = wish(request("r", "any", 1, 'device.driver == "nic.example.com"'), request("p", "pair", 4))
-    (found,) = judge_gang(where, [batch(300, wanted)], 0.5, now=lambda: prepared / 100)
+    (found,) = judge_gang(where, [batch(300, wanted)], 0.5, now=clock)
     assert 10 < len(found.seats) < 50
     assert found.fits is None
-    assert prepared < 80, "50, and the bisection that had begun"
+    assert clock() < 0.8, "0.5, and the bisection that had begun"
 
 
 def test_scheduler_error_of_the_first_pod_is_no_for_all() -> None:
