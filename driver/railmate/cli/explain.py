@@ -35,9 +35,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Tell on which node the scheduler would place a pod's or a claim's devices; or for each node which "
         "request fails, on what, who has the devices and what would have to change. Of a workload with several "
         "pods also how many of them fit now, and where. CPU, memory and affinity among pods are not looked at.",
-        epilog="Exit codes: 0 it fits, all pods of a workload (or --cluster); 1 it does not, 2 bad input, 3 not "
+        epilog="Each workload, pod or claim of a file is judged as if it were alone; of a DaemonSet one pod is. "
+        "Exit codes: 0 it fits, all pods of a workload (or --cluster); 1 it does not, 2 bad input, 3 not "
         "certain: the time was over before all nodes were looked at, and it fits on none of the others (--timeout "
-        "gives more), or the pods of a workload ask for different things and were not all placed.",
+        "gives more), or the pods of a workload ask for different things, or share a claim or devices of several "
+        "nodes, and were not all placed.",
     )
     add = parser.add_argument
     add("object", nargs="?", help="pod/NAME, claim/NAME, or NAME of a pod or else a claim, in the cluster")

@@ -20,6 +20,8 @@ from railmate.explain.search import Deadline, Search, TooLargeError
 from railmate.explain.sorts import Site
 from railmate.explain.verdict import (
     FITS,
+    NOT_LOOKED_AT,
+    TOO_LARGE,
     Judging,
     NodeVerdict,
     Placed,
@@ -35,6 +37,8 @@ from railmate.explain.verdict import (
 MAX_PODS_OF_A_CLAIM = 256
 #: Shares of the time: for one pod of each template, and of what is left then for placing them all.
 _FOR_ONE, _FOR_SEATS = 0.4, 0.6
+#: Outcomes that are neither yes nor no.
+_UNKNOWN = (NOT_LOOKED_AT, TOO_LARGE)
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,16 @@ class Batch:
     title: str
     count: int
     wish: Wish
+
+    @property
+    def crowded(self) -> bool:
+        """Whether these are more pods than may share a claim, in whatever order."""
+        return bool(self.wish.shared) and self.count > MAX_PODS_OF_A_CLAIM
+
+    @property
+    def most(self) -> int:
+        """How many of the pods may have a seat at all."""
+        return MAX_PODS_OF_A_CLAIM if self.crowded else self.count
 
 
 @dataclass(frozen=True)
@@ -69,12 +83,12 @@ class BatchVerdict:
     @property
     def fits(self) -> bool | None:
         """Whether all pods do; None where it is not certain."""
-        if self.one.stopped:
+        if self.one.stopped or self.batch.crowded:
             return False
         if len(self.seats) == self.batch.count:
             return True
         without = self.following or self.one
-        if without.stopped:
+        if without.stopped or self.one.fits is False:
             return False
         return None if self.by_order or without.fits is not False else False
 
@@ -99,19 +113,23 @@ def judge_gang(
     order = sorted(range(len(batches)), key=lambda number: -_size(judged[number][1]))
     for place, number in enumerate(order):
         batch, (judging, found) = batches[number], judged[number]
+        others = frozenset[str]().union(*(one.wish.shared for one in batches if one is not batch))
         till = deadline.share(1 / (len(batches) - place))
         seating = _Seating(world, selectors, till.share(_FOR_SEATS), len(seated))
         if not seated:
-            seats = seating.seats(judging, found, batch.wish, batch.count)
+            seats = seating.seats(judging, found, batch.wish, batch.most)
         else:
-            seats = seating.seats_beside(seated, batch.wish, batch.count)
+            seats = seating.seats_beside(seated, batch.wish, batch.most)
         by_order, following = seating.by_order, None
-        if seated and len(seats) < batch.count:
+        if seated and len(seats) < batch.most:
             alone = _Seating(world, selectors, till.share(_FOR_SEATS), 0)
-            by_order = len(alone.seats(judging, found, batch.wish, batch.count)) == batch.count
+            whole = len(alone.seats(judging, found, batch.wish, batch.most)) == batch.most
+            by_order = whole or alone.by_order or alone.cut_short
+        # a pod of another template may get other devices for a claim than the first of these
+        by_order = by_order or any(claim.title in others for claim in batch.wish.open_claims)
         seated += seats
         one = judging.verdict(judging.explained(found, till.share(0.5)))
-        if seated and len(seats) < batch.count:
+        if seated and len(seats) < batch.most:
             wish = replace(_met(batch.wish, seated), title="the next of them")
             following = judge(_beside(world, seated), wish, max(0.0, till.at - now()), selectors, now)
             following = _without_advice_to_end(following, seated)
@@ -120,22 +138,24 @@ def judge_gang(
 
 
 class _Seating:
-    """Finds seats for pods of one template. ``by_order``: with another order there might be more of them."""
+    """Finds seats for pods of one template. ``by_order``: with another order there might be more of them.
+    ``cut_short``: with more time there might."""
 
     def __init__(self, world: World, selectors: Selectors, deadline: Deadline, seated: int) -> None:
         self._world, self._selectors, self._deadline = world, selectors, deadline
         self._seated = seated  # pods of the gang
         self._wide: list[Claim] = []  # of the gang, with devices that other nodes could have as well
-        self.by_order = False
+        self.by_order = self.cut_short = False
 
     def seats(self, judging: Judging, found: Mapping[str, NodeVerdict], wish: Wish, count: int) -> list[Seat]:
         if not any(claim.title in wish.shared for claim in wish.open_claims):
             return list(self._own(judging, found, wish, count))
-        self.by_order = True  # the first pod's node is everybody's
         first = list(self._own(judging, found, wish, min(count, 1)))
         if not first:
             return first
-        return first + self.seats_beside(first, wish, min(count, MAX_PODS_OF_A_CLAIM) - 1)
+        # the first pod's node is everybody's
+        self.by_order |= sum(one.outcome in (FITS, *_UNKNOWN) for one in found.values()) > 1
+        return first + self.seats_beside(first, wish, count - 1)
 
     def seats_beside(self, seated: Sequence[Seat], wish: Wish, count: int) -> list[Seat]:
         wish = _met(wish, seated)
@@ -145,6 +165,7 @@ class _Seating:
     def _own(
         self, judging: Judging, found: Mapping[str, NodeVerdict], wish: Wish, count: int
     ) -> Iterator[Seat]:
+        self.cut_short |= any(one.outcome in _UNKNOWN for one in found.values())
         groups: dict[Hashable, list[Site]] = {}
         for site in judging.sites:
             if found[site.node.name].outcome == FITS:
@@ -167,7 +188,11 @@ class _Seating:
         self, judging: Judging, site: Site, wish: Wish, most: int, first: Sequence[tuple[Placed, ...]]
     ) -> list[tuple[Placed, ...]]:
         """The devices of each pod that the site takes, one after the other. ``first``: those that are known."""
-        trial, pods = judging.trial(site), list(first)
+        pods = list(first)
+        if len(pods) < most and self._deadline.passed():  # preparing a search takes time as well
+            self.cut_short = True
+            return pods
+        trial = judging.trial(site)
         others = [*site.claims, *self._wide]
         others += [claim for devices in pods for claim in _held(wish, devices)]
         try:
@@ -179,7 +204,7 @@ class _Seating:
                 pods.append(placed_by(problem, grants))
                 others += _held(wish, pods[-1])
         except (AllocationError, TooLargeError):
-            pass  # so many for certain; of the next one it is told what is known
+            self.cut_short = True  # so many for certain; of the next one it is told what is known
         return pods
 
     def _seat(self, site: Site, wish: Wish, devices: tuple[Placed, ...]) -> Seat:

@@ -18,11 +18,17 @@ def gang_text(verdict: BatchVerdict) -> str:
 
 def _lines(verdict: BatchVerdict) -> Iterator[str]:
     batch, seats = verdict.batch, len(verdict.seats)
-    if verdict.one.stopped:
+    if verdict.one.stopped or not batch.count:
         return
     what = f"{batch.count} pod{'s' if batch.count > 1 else ''} of {batch.title}"
     if seats == batch.count:
         yield f"{'all' if seats > 1 else 'the'} {what} fit{'s' if seats == 1 else ''}, for example so:"
+    elif batch.crowded:
+        yield (
+            f"a claim is for {batch.most} pods at most, and {what} share one; {seats} fit"
+            + (" for certain" if seats < batch.most and verdict.by_order else "")
+            + (":" if seats else "")
+        )
     elif verdict.fits is None:
         why = "another order may place more" if verdict.by_order else "of more it is not certain"
         yield f"{seats} of {what} fit for certain, {why}" + (":" if seats else "")

@@ -22,7 +22,8 @@ class PodTemplate:
 
 
 def pods_of(item: Object) -> list[PodTemplate]:
-    """Of a Pod itself; several of a JobSet, none of what makes no pods. Raises UsageError for a number that is none."""
+    """Of a Pod itself; several of a JobSet, none of what makes no pods. Of a DaemonSet one pod, on however
+    many nodes it runs. Raises UsageError for a number that is none."""
     return guarded(str(item.get("kind") or "object"), item, _pods_of)
 
 
@@ -38,7 +39,10 @@ def _pods_of(item: Object) -> list[PodTemplate]:
     for where, count, template in templates:
         together = f"{kind} {namespace}/{name}" + (f", {where}" if where and len(templates) > 1 else "")
         pod = {"metadata": {"name": name, "namespace": namespace}, "spec": template["spec"]}
-        found.append(PodTemplate(f"one pod of {together}", together, count, pod))
+        title = f"one pod of {together}"
+        if kind == "DaemonSet":
+            title += " (it makes one for each node, and only one is looked at)"
+        found.append(PodTemplate(title, together, count, pod))
     return found
 
 
@@ -62,15 +66,15 @@ def _templates(body: Any, where: str, count: int) -> Iterator[tuple[str, int, Ob
 
 
 def _times(body: Object, key: str) -> int:
-    """How often what is below the key is there: Deployment, JobSet and MPIJob say replicas, a Job parallelism, and a
-    LeaderWorkerSet the size of a group, of which one is the leader."""
-    times = _number(body, "replicas", 1)
+    """How often what is below the key is there: Deployment, JobSet and MPIJob say replicas (a RayCluster also
+    the hosts of each), a Job parallelism, and a LeaderWorkerSet the size of a group, of which one is the leader."""
+    times = _number(body, "replicas", 1) * _number(body, "numOfHosts", 1)
     if key == "template" and ("parallelism" in body or "completions" in body):
         # a Job runs no more pods than it has to complete; without parallelism one at a time
         parallelism = _number(body, "parallelism", 1)
         times *= min(parallelism, _number(body, "completions", parallelism))
     if key == "workerTemplate":
-        times *= max(0, _number(body, "size", 1) - ("leaderTemplate" in body))
+        times *= max(0, _number(body, "size", 1) - (body.get("leaderTemplate") is not None))
     return times
 
 

@@ -358,6 +358,22 @@ def test_gang_examples_need_two_whole_nodes(
     assert all(len(one["devices"]) == 8 for one in found["pods"])
 
 
+def test_workloads_of_a_file_are_judged_each_as_if_alone_and_the_help_says_so(
+    slices: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two pods of one workload that take all there is fit, and so do those of a second one."""
+    gang(capsys, tmp_path / "gang.yaml", "--pairs", "8", "--for", "job")
+    first = list(yaml.safe_load_all((tmp_path / "gang.yaml").read_text()))
+    second = [one | {"metadata": {"name": "second"}} for one in first if one["kind"] == "Job"]
+    wanted = save(tmp_path / "two.yaml", *first, *second)
+    assert main(["explain", *PATIENT, "-f", str(wanted), "--slices", str(slices)]) == 0
+    assert capsys.readouterr().out.count("all 2 pods of Job default/") == 2
+    with pytest.raises(SystemExit):
+        main(["explain", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Each workload, pod or claim of a file is judged as if it were alone" in said
+
+
 def test_workload_whose_pods_ask_for_different_things_may_be_uncertain(
     slices: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from explain_world import CLASSES, claim, held, machine, request
 
 from railmate.errors import UsageError
+from railmate.explain.changes import Trial
 from railmate.explain.gang import Batch, BatchVerdict, judge_gang
 from railmate.explain.model import Node
 from railmate.explain.parse import parse_claim, parse_class, parse_slice
+from railmate.explain.problem import Problem
 from railmate.explain.rendergang import gang_json, gang_text
 from railmate.explain.verdict import Wish, World
 from railmate.explain.workload import pods_of
@@ -36,9 +38,26 @@ def world(*nodes: str, taken: Sequence[dict[str, Any]] = (), more: Sequence[dict
     )
 
 
+def rack(nics: int) -> dict[str, Any]:
+    """A pool that all nodes reach."""
+    pool = {"name": "rack", "generation": 1, "resourceSliceCount": 1}
+    devices = [{"name": f"nic-{number}", "attributes": {}} for number in range(nics)]
+    return {
+        "metadata": {"name": "rack"},
+        "spec": {"driver": "nic.example.com", "pool": pool, "allNodes": True, "devices": devices},
+    }
+
+
 def wish(*requests: dict[str, Any], shared: bool = False, **more: Any) -> Wish:
     made = parse_claim(claim(*requests, **more))
     return Wish("one pod of Job g", (made,), shared=frozenset([made.title] if shared else ()))
+
+
+def with_shared_gpu(pairs: int) -> Wish:
+    """A GPU that all pods have, and pairs of each pod's own."""
+    everybodys = parse_claim(claim(request("g", "gpu"), name="everybodys"))
+    own = parse_claim(claim(request("r", "pair", pairs), name="own"))
+    return Wish("one pod of Job g", (everybodys, own), shared=frozenset([everybodys.title]))
 
 
 def batch(count: int, wanted: Wish, title: str = "Job g") -> Batch:
@@ -127,6 +146,16 @@ def test_shares_of_a_device_are_counted() -> None:
     assert (found.fits, len(found.seats)) == (False, 2)
 
 
+def test_template_without_pods_is_not_said_to_fit_all() -> None:
+    some, none = judged(
+        world("n1"), batch(2, wish(request("r", "pair", 1))), batch(0, wish(request("r", "pair", 1)))
+    )
+    assert (some.fits, none.fits) == (True, True)
+    assert "all 2 pods of Job g fit" in gang_text(some)
+    assert "pods of Job g" not in gang_text(none)
+    assert "fit," not in gang_text(none)
+
+
 # --- where the order matters
 def test_those_that_ask_for_most_are_seated_first() -> None:
     """In the order of the file the leader might open the node that a worker needs."""
@@ -160,18 +189,50 @@ def test_a_claim_that_all_pods_share_keeps_them_on_one_node() -> None:
 
 
 def test_no_more_pods_share_a_claim_than_the_api_server_takes() -> None:
-    (found,) = judged(world("n1"), batch(300, wish(request("r", "pair"), shared=True)))
-    assert (len(found.seats), found.fits) == (256, None)
+    wanted = wish(request("r", "pair"), shared=True)
+    (found,) = judged(world("n1", "n2"), batch(300, wanted))
+    assert (len(found.seats), found.fits, found.following) == (256, False, None), "in whatever order"
+    assert "a claim is for 256 pods at most, and 300 pods of Job g share one; 256 fit:" in gang_text(found)
+    (found,) = judged(world("n1"), batch(256, wanted))
+    assert found.fits is True
+
+
+@pytest.mark.parametrize("nodes", [("n1",), ("n1", "n2")])
+def test_shared_claim_that_fits_nowhere_is_a_certain_no(nodes: tuple[str, ...]) -> None:
+    (found,) = judged(world(*nodes), batch(3, wish(request("r", "pair", 5), shared=True)))
+    assert (found.fits, found.seats) == (False, ())
+    assert "0 of 3 pods of Job g fit\n" in gang_text(found)
+    both = judged(world(*nodes), batch(3, found.batch.wish), batch(1, found.batch.wish, "Job h"))
+    assert [one.fits for one in both] == [False, False]
+
+
+@pytest.mark.parametrize(("nodes", "fits"), [(("n1",), False), (("n1", "n2"), None)])
+def test_shared_claim_that_only_one_node_can_have_is_a_certain_no(
+    nodes: tuple[str, ...], fits: bool | None
+) -> None:
+    """With more nodes it matters which of them the first pod takes."""
+    (found,) = judged(world(*nodes), batch(9, with_shared_gpu(1)))
+    assert (found.fits, len(found.seats)) == (fits, 3)
+
+
+def test_shared_claim_of_two_templates_is_no_certain_no() -> None:
+    """The other template's pod may get other devices for it."""
+    some, others = judged(world("n1"), batch(4, with_shared_gpu(1)), batch(1, with_shared_gpu(1), "Job h"))
+    assert (some.fits, len(some.seats), others.fits, len(others.seats)) == (None, 3, None, 0)
+
+
+def test_template_that_a_different_node_would_serve_is_no_certain_no() -> None:
+    """Whole nodes go out first, to n2, and the shared claim then to n1, which has no room for three; n3 has."""
+    where = world("n1", "n2", "n3", taken=[held("other", "pair-0-0", pool="n1")])
+    whole, some = judged(
+        where, batch(1, wish(request("r", "pair", 4)), "A"), batch(3, with_shared_gpu(1), "B")
+    )
+    assert whole.fits is True
+    assert (len(some.seats), some.fits) == (2, None)
 
 
 def test_a_device_that_all_nodes_reach_goes_to_one_pod_only() -> None:
-    pool = {"name": "rack", "generation": 1, "resourceSliceCount": 1}
-    nics = [{"name": f"nic-{number}", "attributes": {}} for number in range(3)]
-    rack = {
-        "metadata": {"name": "rack"},
-        "spec": {"driver": "nic.example.com", "pool": pool, "allNodes": True, "devices": nics},
-    }
-    where = world("n1", "n2", more=[rack])
+    where = world("n1", "n2", more=[rack(3)])
     wanted = wish(request("r", "any", 1, 'device.driver == "nic.example.com"'))
     (found,) = judged(where, batch(4, wanted))
     assert sorted(name for _, name in devices(found)) == ["nic-0", "nic-1", "nic-2"]
@@ -187,6 +248,42 @@ def test_what_was_not_looked_at_in_time_is_no_certain_no() -> None:
     (found,) = judged(world("n1", "n2"), batch(3, wish(request("r", "pair", 4))), seconds=1e-9)
     assert (found.fits, found.seats) == (None, ())
     assert "of more it is not certain" in gang_text(found)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """It counts the searches that are prepared, 10 ms each."""
+    prepared = 0
+    prepare = Trial.problem
+
+    def counted(*args: Any, **keywords: Any) -> Problem:
+        nonlocal prepared
+        prepared += 1
+        return prepare(*args, **keywords)
+
+    monkeypatch.setattr(Trial, "problem", counted)
+    return lambda: prepared / 100
+
+
+def test_no_time_is_so_short_that_it_makes_a_certain_no(clock: Callable[[], float]) -> None:
+    """Nor is it one when the time is over while a template is tried alone."""
+    where = world("n1", "n2", taken=[held("other", "gpu-0-0", pool="n2")])
+    whole = batch(1, wish(request("r", "pair", 4)), "A")
+    some = batch(7, wish(request("r", "pair")), "B")
+    for hundredths in range(1, 60):
+        assert judge_gang(where, [whole, some], hundredths / 100, now=clock)[1].fits is None, hundredths
+
+
+def test_nodes_that_reach_one_pool_are_not_prepared_when_the_time_is_over(
+    clock: Callable[[], float],
+) -> None:
+    """Each of them is a search of its own."""
+    where = world(*(f"n{number:03}" for number in range(300)), more=[rack(300)])
+    wanted = wish(request("r", "any", 1, 'device.driver == "nic.example.com"'), request("p", "pair", 4))
+    (found,) = judge_gang(where, [batch(300, wanted)], 0.5, now=clock)
+    assert 10 < len(found.seats) < 50
+    assert found.fits is None
+    assert clock() < 0.8, "0.5, and the bisection that had begun"
 
 
 def test_scheduler_error_of_the_first_pod_is_no_for_all() -> None:
@@ -252,6 +349,25 @@ def counts(kind: str, spec: dict[str, Any]) -> list[tuple[str, int]]:
             [("leaderWorkerTemplate/leaderTemplate", 1), ("leaderWorkerTemplate/workerTemplate", 3)],
         ),
         (
+            "LeaderWorkerSet",
+            {
+                "replicas": 2,
+                "leaderWorkerTemplate": {"size": 4, "leaderTemplate": None, "workerTemplate": TEMPLATE},
+            },
+            [("", 8)],
+        ),
+        (
+            "RayCluster",
+            {
+                "headGroupSpec": {"template": TEMPLATE},
+                "workerGroupSpecs": [
+                    {"groupName": "w", "replicas": 2, "numOfHosts": 4, "template": TEMPLATE}
+                ],
+            },
+            [("headGroupSpec", 1), ("workerGroupSpecs/0", 8)],
+        ),
+        ("DaemonSet", {"template": TEMPLATE}, [("", 1)]),  # and says so
+        (
             "MPIJob",
             {
                 "mpiReplicaSpecs": {
@@ -267,6 +383,15 @@ def test_pods_that_run_at_a_time_are_counted(
     kind: str, spec: dict[str, Any], expected: list[tuple[str, int]]
 ) -> None:
     assert counts(kind, spec) == expected
+
+
+def test_pod_of_a_daemonset_is_not_told_as_all_of_them() -> None:
+    body = {"kind": "DaemonSet", "metadata": {"name": "w"}, "spec": {"template": TEMPLATE}}
+    (found,) = pods_of(body)
+    assert (
+        found.title
+        == "one pod of DaemonSet default/w (it makes one for each node, and only one is looked at)"
+    )
 
 
 @pytest.mark.parametrize("value", ["4", -1, True, 1.5, [2]])
