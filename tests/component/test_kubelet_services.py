@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
+import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -222,6 +225,43 @@ def test_sockets_left_by_a_killed_process_are_replaced(tmp_path: Path) -> None:
         await kubelet.register()
 
     with_server(tmp_path, test)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory in which a socket may be named after a pod's UID."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+def test_what_instances_left_that_were_killed_for_good_is_removed_and_nothing_else(short_path: Path) -> None:
+    """The kubelet would try to register it for ever. Somebody listens on one of them; one was made just now."""
+    one, two, three, four = (
+        f"{number}e37729-3af7-4de7-9147-0e5e46f2b82f".rjust(36, "a") for number in range(4)
+    )
+    own, registry = short_path / "plugins" / "railmate.dev", short_path / "plugins_registry"
+    for directory in (own, registry):
+        directory.mkdir(parents=True)
+    dead = [own / f"dra-{one}.sock", registry / f"railmate.dev-{one}-reg.sock", own / "dra-0123456789ab.sock"]
+    foreign = [registry / f"gpu.example.com-{one}-reg.sock", registry / "railmate.dev-more-reg.sock"]
+    alive, young = own / f"dra-{two}.sock", own / f"dra-{three}.sock"
+    plain = own / f"dra-{four}.sock"
+    plain.touch()
+    with contextlib.ExitStack() as sockets_of_others:
+        for path in (*dead, *foreign, alive, young):
+            other = sockets_of_others.enter_context(socket.socket(socket.AF_UNIX))
+            other.bind(str(path))
+            if path == alive:
+                other.listen()
+        for path in (*dead, *foreign, alive, plain):
+            os.utime(path, (0, 0))
+
+        async def test(kubelet: Kubelet) -> None:
+            await kubelet.register()
+            assert not any(path.exists() for path in dead)
+            assert all(path.exists() for path in (*foreign, alive, young, plain))
+
+        with_server(short_path, test)
 
 
 def test_two_instances_serve_side_by_side(tmp_path: Path) -> None:

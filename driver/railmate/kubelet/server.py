@@ -13,7 +13,7 @@ from railmate.errors import RailmateError
 from railmate.kubelet.calls import Calls
 from railmate.kubelet.health import HEALTH_VERSIONS, HealthService, HealthSource, health_v1, health_v1alpha1
 from railmate.kubelet.services import SUPPORTED_VERSIONS, ClaimVerbs, Registration, v1, v1beta1
-from railmate.kubelet.sockets import Sockets
+from railmate.kubelet.sockets import Sockets, remove_dead
 from railmate.kubelet.workers import WorkerPools
 from railmate_api.proto import (
     dra_health_v1_pb2_grpc,
@@ -51,6 +51,8 @@ class KubeletServer:
 
     async def start(self) -> None:
         """Raises RailmateError when a socket cannot be made."""
+        for path in remove_dead(self._paths, self._driver):
+            log.info("removed %s: the instance that made it has ended", path)
         # made here and not before: a server belongs to the event loop it was made in
         self._service = aio.server()
         dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(
