@@ -33,6 +33,7 @@ from railmate.kubelet.server import KubeletServer, probe
 from railmate.kubelet.sockets import sockets
 from railmate.node.attached import AttachedClaims
 from railmate.node.deviceplugins import DevicePlugins
+from railmate.node.ending import Ending
 from railmate.node.events import RuntimeEvents
 from railmate.node.gateinstall import GateInstaller
 from railmate.node.health import HealthServer
@@ -182,6 +183,7 @@ class Agent:
         self._events = RuntimeEvents(
             settings.driver_name, self._state, self._attached, self._memlock, self._rdma_cgroup
         )
+        self._ending = Ending(settings.plugin_dir)
         self._nri = NriPlugin(settings.driver_name, _NRI_INDEX, settings.nri_socket, self._events)
         checks = {"/healthz": self._dead, "/readyz": self._missing}
         self._health = HealthServer(settings.http_address, checks) if settings.http_address else None
@@ -207,7 +209,7 @@ class Agent:
             loop.add_signal_handler(number, stop.set)
         for thread in self._threads:
             thread.start()
-        runtime = asyncio.create_task(self._nri.run_forever(), name="nri")
+        runtime = asyncio.create_task(self._serve_runtime(), name="nri")
         try:
             if self._health:
                 await self._health.start()
@@ -219,8 +221,14 @@ class Agent:
         finally:
             await self._end(runtime)
 
+    async def _serve_runtime(self) -> None:
+        if not await self._ending.ended(self._settings.grace_period):
+            log.warning("another instance is still ending after its grace period; going on beside it")
+        await self._nri.run_forever()
+
     async def _end(self, runtime: asyncio.Task[None]) -> None:
         log.info("ending; slices, prepared claims and attached devices stay as they are")
+        self._ending.begin()
         # from now on the slices are the successor's
         self._controller.stop()
         self._offers.stop()
