@@ -27,9 +27,15 @@ class GivenUpError(ClaimError):
 
 class NotYetError(RailmateError):
     """Cannot be done now; will pass by itself, as a rule. ``next_step`` is a sentence for when it does not; ``holder``
-    the UID of the claim that has what is wanted."""
+    the UID of the claim that has what is wanted, and `Ledger.mark` of its record as it was looked at."""
 
-    def __init__(self, message: str, next_step: str | None = None, *, holder: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        next_step: str | None = None,
+        *,
+        holder: tuple[str, tuple[int, int] | None] | None = None,
+    ) -> None:
         super().__init__(message)
         self.next_step, self.holder = next_step, holder
 

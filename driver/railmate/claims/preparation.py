@@ -159,7 +159,8 @@ class Preparation:
             if both:
                 raise NotYetError(
                     f"{ref}: {', '.join(both)} is still held by {other.claim} ({other.claim.uid}).",
-                    holder=other.claim.uid,
+                    # still under the lock: what is written after this look is to be noticed
+                    holder=(other.claim.uid, self._ledger.mark(other.claim.uid)),
                 )
 
     def _with_snapshots(

@@ -40,19 +40,18 @@ class Waiting:
             with self._news:
                 self._news.wait(min(POLL, left))
 
-    def pause(self, holder: str | None, deadline: float, given_up: threading.Event) -> bool:
+    def pause(
+        self, holder: tuple[str, tuple[int, int] | None] | None, deadline: float, given_up: threading.Event
+    ) -> bool:
         """Wait until it is worth looking again; False when it is not: the deadline (monotonic seconds) has come, this
-        was stopped, or ``given_up`` is set. ``holder``: the UID of the claim that is in the way, where one is; then its
-        record must have changed."""
-        mark = self._ledger.mark(holder) if holder else None
-        if holder and mark is None:
-            return True  # it has gone since
+        was stopped, or ``given_up`` is set. ``holder``: the UID of the claim that is in the way, where one is, and the
+        mark of its record when that was seen; then the record must have changed since."""
         until = time.monotonic() + (random.uniform(*_LOOK_ANYWAY) if holder else POLL)
         while not self.stopped and not given_up.is_set() and (now := time.monotonic()) < deadline:
-            if now >= until:
+            if now >= until or (holder and self._ledger.mark(holder[0]) != holder[1]):
                 return True
             with self._news:
                 news = self._news.wait(min(POLL, until - now, deadline - now))
-            if self._ledger.mark(holder) != mark if holder else news:
+            if news and not holder:
                 return True
         return False

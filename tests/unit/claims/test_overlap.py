@@ -20,6 +20,7 @@ from claims_world import (
 from railmate.claims.allocation import ClaimError
 from railmate.claims.ledger import Ledger
 from railmate.claims.records import Entry
+from railmate.claims.waiting import Waiting
 from railmate.errors import RailmateError
 
 
@@ -150,3 +151,13 @@ def _swallow(what: Any) -> None:
         what()
     except RailmateError:
         pass
+
+
+def test_a_record_that_has_changed_before_the_wait_begins_is_not_waited_for(world: World) -> None:
+    """Between the look, under the ledger's lock, and the wait another instance may have had the lock."""
+    world.prepared(1, "pair-0")
+    seen = world.ledger.mark(uid(1))
+    world.state.attach(sandbox())
+    began = time.monotonic()
+    assert Waiting(world.ledger).pause((uid(1), seen), began + 20, threading.Event())
+    assert time.monotonic() - began < 1
