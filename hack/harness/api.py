@@ -23,9 +23,9 @@ class _Kept(threading.local):
     its parent's."""
 
     def __init__(self) -> None:
-        self.connections: dict[tuple[str, int], tuple[http.client.HTTPSConnection, float]] = {}
+        self.connections: dict[tuple[str, int, float], tuple[http.client.HTTPSConnection, float]] = {}
 
-    def take(self, here: tuple[str, int]) -> http.client.HTTPSConnection | None:
+    def take(self, here: tuple[str, int, float]) -> http.client.HTTPSConnection | None:
         connection, used = self.connections.pop(here, (None, 0.0))
         if connection is not None and time.monotonic() - used > _IDLE_SECONDS:
             connection.close()
@@ -45,20 +45,21 @@ class ApiError(HarnessError):
 
 
 def fetch(
-    server: str, token: str, method: str, path: str, body: Any = None, content_type: str = "application/json"
-) -> tuple[int, bytes]:
+    server: str, token: str, method: str, path: str, body: Any = None, content_type: str = "application/json",
+    *, accept: str = "application/json", seconds: float = _REQUEST_SECONDS,
+) -> tuple[int, bytes]:  # fmt: skip
     """One request; the status and the body as they came. Raises OSError or http.client.HTTPException.
 
     Over a connection that stays open: making one costs more than most requests do.
     """
-    here = (server, os.getpid())
+    here = (server, os.getpid(), seconds)
     text = None if body is None else json.dumps(body)
     while True:
         kept = _kept.take(here)
-        connection = kept or _connect(server, _REQUEST_SECONDS)
+        connection = kept or _connect(server, seconds)
         answer = None
         try:
-            connection.request(method, path, text, _headers(token, content_type))
+            connection.request(method, path, text, {**_headers(token, content_type), "Accept": accept})
             answer = connection.getresponse()
             found = answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
@@ -76,11 +77,12 @@ def fetch(
 
 
 def request(
-    server: str, token: str, method: str, path: str, body: Any = None, content_type: str = "application/json"
-) -> Any:
+    server: str, token: str, method: str, path: str, body: Any = None, content_type: str = "application/json",
+    *, seconds: float = _REQUEST_SECONDS,
+) -> Any:  # fmt: skip
     """One request; the decoded answer. Raises ApiError when it is refused, HarnessError without a server."""
     try:
-        status, data = fetch(server, token, method, path, body, content_type)
+        status, data = fetch(server, token, method, path, body, content_type, seconds=seconds)
     except (OSError, http.client.HTTPException) as error:
         raise HarnessError(f"{method} {path}: the API server at {server} does not answer: {error}") from error
     return _decode(status, data)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import re
-import ssl
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,45 +29,29 @@ _SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 _QPS, _BURST = 500, 1000
 _LIMITS = [f"--kube-api-qps={_QPS}", f"--kube-api-burst={_BURST}"]
 _WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE", "APPLY"})
-#: The server closes a connection that was idle for 90 s.
-_IDLE_SECONDS = 30.0
+_REQUEST_SECONDS = 60
 _NODES_A_LINE = 250  # of progress
 _PROTOBUF = "application/vnd.kubernetes.protobuf"
 
 
 class Client:
-    """Requests as admin over connections that stay open, one a thread."""
+    """Requests as admin, with more patience than a test has."""
 
     def __init__(self, plane: ControlPlane) -> None:
-        self._host = plane.server.removeprefix("https://")
-        self._headers = {"Authorization": f"Bearer {plane.token()}", "Content-Type": "application/json"}
-        self._local = threading.local()
+        self._server, self._token = plane.server, plane.token()
 
     def request(self, method: str, path: str, body: Any = None) -> Any:
         """The decoded answer. Raises ApiError when the request is refused."""
-        status, data = self.raw(method, path, None if body is None else json.dumps(body))
-        answer = json.loads(data)
-        if status >= 400:
-            raise api.ApiError(status, str(answer.get("message", "")))
-        return answer
+        return api.request(self._server, self._token, method, path, body, seconds=_REQUEST_SECONDS)
 
-    def raw(
-        self, method: str, path: str, body: str | None = None, accept: str = "application/json"
-    ) -> tuple[int, bytes]:
-        connection, used = getattr(self._local, "connection", None), getattr(self._local, "used", 0.0)
-        if connection is None or time.monotonic() - used > _IDLE_SECONDS:
-            # loopback, and a certificate that the server made for itself: there is nothing to verify
-            context = ssl._create_unverified_context()
-            connection = http.client.HTTPSConnection(self._host, timeout=60, context=context)
-            self._local.connection = connection
+    def raw(self, path: str, accept: str = "application/json") -> bytes:
+        """What a GET answers, as it comes."""
         try:
-            self._local.used = time.monotonic()
-            connection.request(method, path, body, {**self._headers, "Accept": accept})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+            return api.fetch(self._server, self._token, "GET", path, accept=accept, seconds=_REQUEST_SECONDS)[
+                1
+            ]
         except (OSError, http.client.HTTPException) as error:
-            self._local.connection = None
-            raise HarnessError(f"{method} {path}: the API server does not answer: {error}") from error
+            raise HarnessError(f"GET {path}: the API server does not answer: {error}") from error
 
 
 class Site:
@@ -147,7 +127,7 @@ class Site:
         listed = self.client.request("GET", f"{_SLICES}?fieldSelector=spec.nodeName%3D{self.node_names[0]}")
         slices = [item["metadata"]["name"] for item in listed["items"]]
         sizes = {
-            kind: sum(len(self.client.raw("GET", f"{_SLICES}/{name}", accept=accept)[1]) for name in slices)
+            kind: sum(len(self.client.raw(f"{_SLICES}/{name}", accept)) for name in slices)
             for kind, accept in (("jsonBytes", "application/json"), ("storedBytes", _PROTOBUF))
         }
         return {"slices": len(slices), **sizes}
@@ -155,9 +135,7 @@ class Site:
     def api_writes(self) -> Counter[str]:
         """Requests so far that change something, by resource; failed ones too."""
         writes: Counter[str] = Counter()
-        for labels, value in _samples(
-            self.client.raw("GET", "/metrics")[1].decode(), "apiserver_request_total"
-        ):
+        for labels, value in _samples(self.client.raw("/metrics").decode(), "apiserver_request_total"):
             if labels.get("verb") in _WRITES:
                 name = labels.get("resource", "") + (
                     f"/{labels['subresource']}" if labels.get("subresource") else ""

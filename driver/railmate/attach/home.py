@@ -308,8 +308,10 @@ def _queues_right(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> list[st
 
 def _clear_steering(snapshot: NetdevSnapshot, link: Link, sides: Sides) -> None:
     """By the name that it has by now; what fails is told by `_steering_right`."""
-    now = links.get_index(sides.host, link.index) if snapshot.steering is not None else None
-    if now is None or snapshot.steering is None:
+    if snapshot.steering is None:
+        return
+    now = links.get_index(sides.host, link.index)
+    if now is None:
         return
     with sides.on_host(), suppress(OSError):
         steering.clear(now.name, snapshot.steering)

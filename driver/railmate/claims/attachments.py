@@ -80,7 +80,7 @@ class Attachments:
     def _note(self, entry: Entry, sandbox: Sandbox) -> Entry | None:
         """The entry with its attachment as it is about to be; None when it is complete already."""
         if entry.attached_to(sandbox.id):
-            self._open_gate(entry, sandbox)
+            self.open_gate(entry)
             return None
         if leases.wanted(entry):
             raise RailmateError(
@@ -124,16 +124,19 @@ class Attachments:
         mine = tuple(netdevs[nic.key] for nic in entry.nics if nic.key in netdevs)
         entry = entry.with_attachment(replace(entry.attachment, netdevs=mine, complete=True))
         self._ledger.put(entry, durable=False)
-        self._open_gate(entry, sandbox)
+        self.open_gate(entry)
         self.around.observer.attached(entry)
         moved = ", ".join(f"{netdev.pci_address} as {netdev.name}" for netdev in mine) or "nothing to move"
         log.info(
             "%s: attached to %s: %s", entry.claim, sandbox.pod, moved if sandbox.netns else "host network"
         )
 
-    def _open_gate(self, entry: Entry, sandbox: Sandbox) -> None:
+    def open_gate(self, entry: Entry) -> None:
+        """For the sandbox that the claim is attached to, and containers with the device nodes that it has now."""
+        at = entry.attachment
+        assert at is not None
         self._ledger.open_gate(
-            entry.claim.uid, sandbox.id, host_network=sandbox.netns is None, nodes=entry.nodes_word
+            entry.claim.uid, at.sandbox, host_network=at.netns is None, nodes=entry.nodes_word
         )
 
     def detach_all(self, sandbox_id: str, why: str) -> None:
@@ -211,7 +214,7 @@ class Attachments:
         if self._ledger.is_open_as(uid, at.sandbox, host_network=on_host, nodes=nodes):
             return
         if at.netns is None or not presence.gone([entry], Path(at.netns)):
-            self._ledger.open_gate(uid, at.sandbox, host_network=on_host, nodes=nodes)
+            self.open_gate(entry)
             self.around.repaired("outdated gate marker")
 
     def _with_nodes_now(self, entry: Entry) -> Entry:

@@ -136,21 +136,16 @@ class Reconciler:
         for sandbox in open_for - wanted:
             self._ledger.close_gate(entry.claim.uid, sandbox)
             self._repaired("stale gate marker")
-        for sandbox in wanted - open_for:
-            if entry.nics and entry.attachment:
-                self._open_gate(entry, sandbox)
-                self._repaired("missing gate marker")
+        if wanted - open_for and entry.nics:
+            self._moves.open_gate(entry)
+            self._repaired("missing gate marker")
         if not self._files.complete(entry):
             log.warning("%s: its CDI spec or metadata was gone or altered; written again", entry.claim)
             # first: a marker of an earlier railmate does not name the nodes
-            for sandbox in wanted & open_for:
-                self._open_gate(entry, sandbox)
+            if wanted & open_for:
+                self._moves.open_gate(entry)
             self._files.write(entry)
             self._repaired("CDI spec")
-
-    def _open_gate(self, entry: Entry, sandbox: str) -> None:
-        on_host = entry.attachment is not None and entry.attachment.netns is None
-        self._ledger.open_gate(entry.claim.uid, sandbox, host_network=on_host, nodes=entry.nodes_word)
 
     def _orphaned_files(self, known: set[str]) -> None:
         """Markers, CDI specs and metadata of claims that the ledger has no record of."""

@@ -54,14 +54,14 @@ def plan_writes(existing: list[Object], desired: list[Object], answers: Answers 
             tuple(_untainted(one) for one in answers[name]) if name in answers else None,
         )
     }
-    in_place = len(together) < 2 or _last(stored, wanted, together)
-    if plan.create or plan.delete or mixed or in_place is None:
+    last = _last(stored, wanted, together) if len(together) > 1 else ""
+    if plan.create or plan.delete or mixed or last is None:
         plan.generation = highest + 1
         plan.update = set(kept)
     else:
         plan.generation = highest
         plan.update = changed
-        plan.last = in_place if isinstance(in_place, str) else ""
+        plan.last = last
     return plan
 
 

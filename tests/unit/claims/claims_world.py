@@ -191,3 +191,13 @@ def sandbox(name: str = "sandbox-1", pod: str = "pod-1", netns: str | None = "/r
 
 
 NodeExists = Callable[[Path], bool]
+
+
+class Clock:
+    """Seconds that a test lets pass."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now

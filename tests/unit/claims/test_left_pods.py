@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from claims_netdevs import HOST, World
-from claims_world import DRIVER, VFS, sandbox, share, uid
+from claims_world import DRIVER, VFS, Clock, sandbox, share, uid
 
 from railmate.attach.errors import AttachError
 from railmate.claims.reconcile import Reconciler
@@ -31,13 +31,6 @@ def told(world: World) -> list[tuple[str, str]]:
 
     world.restart(around=Surroundings(observer=Observer()))
     return found
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from claims_world import BOOT, VFS, ref, uid
+from claims_world import BOOT, VFS, Clock, ref, uid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from repairs_world import World, world
@@ -194,16 +194,6 @@ def test_the_marker_and_spec_of_an_earlier_railmate_agree_after_the_start(world:
 
 
 # --- how often
-class Clock:
-    """Seconds that a test lets pass."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def looks(strays: Strays, clock: Clock, world: World, seconds: float) -> list[float]:
     """When the kernel was asked, if one looks again whenever that is worth it, as the node's loop does."""
     began, found = clock.now, []
