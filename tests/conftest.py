@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,17 @@ def scanned(machine_root: Callable[[str, int], Path]) -> Callable[[str, int], In
         return scan(root / "sys", root / "proc")
 
     return inventory
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """What the garbage collector ends while a failure's source is parsed (a task nobody awaited is logged with its own
+    source) makes CPython before 3.11.8 raise SystemError, and the whole run ends there (CPython's issue 106905)."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -23,6 +23,7 @@ from railmate.claims.state import ClaimState
 from railmate.kubelet.server import KubeletServer
 from railmate.kubelet.sockets import Sockets, sockets
 from railmate.node.agent import _ENDING, Agent
+from railmate.node.ending import Ending
 from railmate_api.proto import dra_v1_pb2, dra_v1_pb2_grpc
 from unit.claims.claims_world import DRIVER, FakeClaims, claim, ref, state, uid
 
@@ -73,6 +74,7 @@ class Instance:
         self.paths = sockets(root, DRIVER, pod)
         self.server = KubeletServer(DRIVER, self.paths, self.state, lambda registered: None)
         self._grace_period = grace_period
+        self.ending = Ending(self.paths.service.parent)
 
     async def start(self) -> Connection:
         await self.server.start()
@@ -83,6 +85,7 @@ class Instance:
         agent: Any = Agent.__new__(Agent)
         agent._settings = SimpleNamespace(grace_period=self._grace_period)
         agent._state, agent._kubelet, agent._health = self.state, self.server, None
+        agent._ending = self.ending
         agent._stopping, agent._look_soon = threading.Event(), threading.Event()
         nothing = SimpleNamespace(stop=lambda: None, close=lambda: None)
         for part in ("controller", "watch", "offers", "devices", "events", "attached", "reports"):
