@@ -17,6 +17,7 @@ from harness.controlplane import ControlPlane
 from railmate.kube.client import KubeClient
 from railmate.kube.errors import ApiError
 from railmate.node.reports import Reports
+from railmate.publish import controller as controller_module
 from railmate.publish.controller import SliceController
 from railmate.publish.devices import build_offer
 from railmate.publish.exclusive import Preference
@@ -55,9 +56,11 @@ def counting(cluster: Cluster, node: str) -> Counting:
 
 
 @contextmanager
-def running(kube: KubeClient, node: str, offer: Offer) -> Iterator[SliceController]:
+def running(
+    kube: KubeClient, node: str, offer: Offer, outdone: Callable[[], bool] = lambda: False
+) -> Iterator[SliceController]:
     published = threading.Event()
-    controller = SliceController(kube, DRIVER, node, offer, published.set)
+    controller = SliceController(kube, DRIVER, node, offer, published.set, outdone=outdone)
     threading.Thread(target=controller.run, daemon=True).start()
     assert published.wait(PATIENCE)
     try:
@@ -226,6 +229,34 @@ def test_another_offer_replaces_the_slices(cluster: Cluster, offers: Offers) -> 
         assert counts[-1] == len(resource_slices(offer, DRIVER, node))
         assert_one_pool(cluster, node)
     assert counts[0] < counts[1]
+
+
+def test_the_elder_of_two_instances_leaves_the_slices_to_the_younger_until_that_is_no_more(
+    cluster: Cluster, offers: Offers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update changes what is offered, and then its instance dies. Beside it the other would fight for the slices."""
+    monkeypatch.setattr(controller_module, "_WATCH_OUTDONE", 1)
+    node = cluster.node("publish-two")
+    kube, younger = counting(cluster, node), threading.Event()
+
+    def offered() -> list[str]:
+        return [device["name"] for item in cluster.slices(node) for device in item["spec"].get("devices", [])]
+
+    with running(kube, node, offers("dgx-a100", 1), outdone=younger.is_set):
+        of_the_elder = offered()
+        with running(cluster.driver_client(node), node, offers("dgx-a100", 0)):
+            younger.set()
+            wait_until(lambda: offered() != of_the_elder, "the younger's slices are there")
+            wait_until(
+                lambda: offered() == offered() != of_the_elder and one_pool(cluster.slices(node)), "whole"
+            )
+            of_the_younger, written = offered(), kube.writes
+            cluster.plane.request("DELETE", f"{SLICES}?fieldSelector=spec.nodeName%3D{node}")
+            wait_until(lambda: offered() == of_the_younger, "the younger has put them back")
+            assert kube.writes == written
+        younger.clear()
+        wait_until(lambda: offered() == of_the_elder, "the elder has them back")
+        assert_one_pool(cluster, node)
 
 
 def test_empty_machine_shows_that_its_driver_is_up(cluster: Cluster) -> None:

@@ -37,6 +37,7 @@ from railmate.node.ending import Ending
 from railmate.node.events import RuntimeEvents
 from railmate.node.gateinstall import GateInstaller
 from railmate.node.health import HealthServer
+from railmate.node.instances import Instances
 from railmate.node.machine import MachineWatch, View, first_look
 from railmate.node.memlock import Memlock
 from railmate.node.newest import Newest
@@ -139,6 +140,7 @@ class Agent:
         )
         self._monitor = self._devices.monitor
         self._monitor.look()  # so that what does not work is never published without its taint
+        self._instances = Instances(settings.plugin_dir)
         self._controller = SliceController(
             kube,
             settings.driver_name,
@@ -149,6 +151,7 @@ class Agent:
             self._monitor.taints,
             lambda message: self._reports.node_event("FeatureGateOff", message),
             settings.without_counters,
+            self._instances.outdone,
         )
         self._offers = Newest(self._controller.update)
         self._watch = MachineWatch(
@@ -360,6 +363,7 @@ class Agent:
 
     def _on_published(self) -> None:
         self._published = True
+        self._instances.enter()  # not before: slices that it cannot write are the elder's to keep
 
     def _on_registered(self, registered: bool) -> None:
         self._registered = registered

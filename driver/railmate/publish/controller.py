@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between looks even if no event came: a watch can be lost without a word.
 _WATCH_SECONDS = 240
+#: The same while a younger instance writes other slices: nobody tells when that ends.
+_WATCH_OUTDONE = 10
 #: Seconds between two looks that follow each other faster than _QUIET, doubled each time; at most the second where
 #: nothing had to be put right: the driver's own writes are heard, too.
 _PAUSE_FIRST, _PAUSE_CALM, _PAUSE_MAX, _QUIET = 0.1, 1.0, 10.0, 10.0
@@ -56,13 +58,16 @@ class SliceController:
         taints: Mapping[str, str] | None = None,
         on_lost: Callable[[str], None] = lambda message: None,
         preference: Preference = Preference.PAIRS,
+        outdone: Callable[[], bool] = lambda: False,
     ) -> None:
         """``on_refused`` is told, in a sentence for people, when the server calls our slices invalid, ``on_lost``
         when it keeps less than it was sent because a feature gate is off. ``preference`` says what is then
-        published of hardware with several names. ``taints``: see ``set_taints``."""
+        published of hardware with several names. ``taints``: see ``set_taints``. ``outdone``: whether the slices are a
+        younger instance's to write."""
         self._kube, self._driver, self._node, self._offer = kube, driver, node, offer
         self._on_published = on_published or (lambda: None)
         self._on_refused, self._on_lost, self._preference = on_refused, on_lost, preference
+        self._outdone, self._yields = outdone, False
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._node_uid: str | None = None
@@ -148,6 +153,9 @@ class SliceController:
         while True:
             plan = plan_writes(existing, self._desired(1, existing), self._answers)
             if plan.generation is None:
+                self._yields = False
+                break
+            if self._left_to_the_younger():
                 break
             if plan.create and not asked:
                 # A Node that was deleted and made again has another UID, and takes the slices along that name the old
@@ -161,6 +169,12 @@ class SliceController:
                 break
         self._on_published()
         return version
+
+    def _left_to_the_younger(self) -> bool:
+        yields, self._yields = self._yields, self._outdone()
+        if self._yields and not yields:
+            log.info("ResourceSlices of node %s: left as a younger instance has written them", self._node)
+        return self._yields
 
     def _ask_for_node(self) -> bool:
         """Whether the Node's UID is another than was known."""
@@ -271,7 +285,8 @@ class SliceController:
     def _wait_for_change(self, version: str) -> bool:
         """Return when somebody touched one of the slices, whether that was told, or after a while; the next sync looks
         closer."""
-        for event in self._kube.watch_slices(self._driver, self._node, version, _WATCH_SECONDS):
+        seconds = _WATCH_OUTDONE if self._yields else _WATCH_SECONDS
+        for event in self._kube.watch_slices(self._driver, self._node, version, seconds):
             if self._stopping.is_set() or event["type"] != "BOOKMARK":
                 return True
         return False
