@@ -87,8 +87,17 @@ class Instance:
         agent._state, agent._kubelet, agent._health = self.state, self.server, None
         agent._ending = self.ending
         agent._stopping, agent._look_soon = threading.Event(), threading.Event()
-        nothing = SimpleNamespace(stop=lambda: None, close=lambda: None)
-        for part in ("controller", "watch", "offers", "devices", "events", "attached", "reports"):
+        nothing = SimpleNamespace(stop=lambda: None, close=lambda: None, leave=lambda: None)
+        for part in (
+            "controller",
+            "instances",
+            "watch",
+            "offers",
+            "devices",
+            "events",
+            "attached",
+            "reports",
+        ):
             setattr(agent, f"_{part}", nothing)
         await agent._end(asyncio.ensure_future(asyncio.sleep(0)))
 

@@ -232,8 +232,9 @@ class Agent:
     async def _end(self, runtime: asyncio.Task[None]) -> None:
         log.info("ending; slices, prepared claims and attached devices stay as they are")
         self._ending.begin()
-        # from now on the slices are the successor's
+        # from now on the slices are another instance's
         self._controller.stop()
+        self._instances.leave()
         self._offers.stop()
         # A prepare that is refused is asked again only after 60 to 90 s. What it waits for is noticed here too.
         if not await self._kubelet.answered(self._settings.grace_period - _ENDING):

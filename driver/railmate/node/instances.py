@@ -24,10 +24,11 @@ class Instances:
         # since boot: a clock that is set does not make the younger the elder
         self._stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._held: int | None = None
+        self._left = False
 
     def enter(self) -> None:
         """This instance publishes from now on. Where the file cannot be made the elder is not told."""
-        if self._held is not None:
+        if self._held is not None or self._left:
             return
         starting = self._directory / f"{_STARTING}{self._stamp}-{os.getpid()}"
         with contextlib.suppress(OSError):
@@ -38,6 +39,13 @@ class Instances:
             # under its name only when it is locked: what is not is taken for left behind
             starting.rename(self._directory / f"{self._stamp}-{os.getpid()}")
         self.outdone()  # which removes what others left
+
+    def leave(self) -> None:
+        """This instance publishes no more. The file is removed by who looks next."""
+        self._left = True
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def outdone(self) -> bool:
         """Whether a younger instance publishes. Files of instances that are no more are removed."""

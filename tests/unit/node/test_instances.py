@@ -62,6 +62,18 @@ def test_an_instance_does_not_outdo_itself_however_often_it_publishes(tmp_path: 
     assert files(tmp_path) == 1
 
 
+def test_one_that_ends_leaves_the_slices_to_the_elder_before_it_has_ended(tmp_path: Path) -> None:
+    """An update that is taken back: the younger ends, and may wait half a minute for its calls."""
+    elder, younger = Instances(tmp_path), Instances(tmp_path)
+    elder.enter()
+    younger.enter()
+    assert elder.outdone()
+    younger.leave()
+    younger.enter()  # as a write that was under way does
+    assert not elder.outdone()
+    assert files(tmp_path) == 1
+
+
 def test_what_instances_left_is_removed_when_another_begins(tmp_path: Path) -> None:
     for _ in range(3):
         with in_a_process_of_its_own(Instances(tmp_path)):
