@@ -111,11 +111,13 @@ def scanned(machine_root: Callable[[str, int], Path]) -> Callable[[str, int], In
 def pytest_runtest_makereport() -> Iterator[None]:
     """What the garbage collector ends while a failure's source is parsed (a task nobody awaited is logged with its own
     source) makes CPython before 3.11.8 raise SystemError, and the whole run ends there (CPython's issue 106905)."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -24,6 +24,7 @@ from railmate.kubelet.server import KubeletServer
 from railmate.kubelet.sockets import Sockets, sockets
 from railmate.node.agent import _ENDING, Agent
 from railmate.node.ending import Ending
+from railmate.node.instances import Instances
 from railmate_api.proto import dra_v1_pb2, dra_v1_pb2_grpc
 from unit.claims.claims_world import DRIVER, FakeClaims, claim, ref, state, uid
 
@@ -74,7 +75,7 @@ class Instance:
         self.paths = sockets(root, DRIVER, pod)
         self.server = KubeletServer(DRIVER, self.paths, self.state, lambda registered: None)
         self._grace_period = grace_period
-        self.ending = Ending(self.paths.service.parent)
+        self.ending, self.instances = (one(self.paths.service.parent) for one in (Ending, Instances))
 
     async def start(self) -> Connection:
         await self.server.start()
@@ -85,19 +86,10 @@ class Instance:
         agent: Any = Agent.__new__(Agent)
         agent._settings = SimpleNamespace(grace_period=self._grace_period)
         agent._state, agent._kubelet, agent._health = self.state, self.server, None
-        agent._ending = self.ending
+        agent._ending, agent._instances = self.ending, self.instances
         agent._stopping, agent._look_soon = threading.Event(), threading.Event()
-        nothing = SimpleNamespace(stop=lambda: None, close=lambda: None, leave=lambda: None)
-        for part in (
-            "controller",
-            "instances",
-            "watch",
-            "offers",
-            "devices",
-            "events",
-            "attached",
-            "reports",
-        ):
+        nothing = SimpleNamespace(stop=lambda: None, close=lambda: None)
+        for part in ("controller", "watch", "offers", "devices", "events", "attached", "reports"):
             setattr(agent, f"_{part}", nothing)
         await agent._end(asyncio.ensure_future(asyncio.sleep(0)))
 
@@ -162,15 +154,19 @@ def test_a_prepare_that_waits_is_answered_though_its_instance_was_told_to_end(ro
     async def test(old: Instance, new: Instance, to_old: Connection, to_new: Connection) -> None:
         call = asyncio.ensure_future(to_old.prepare(2))
         await waits(old, 2)
+        new.instances.registered()
+        old.instances.registered()  # last, as after an update that is taken back
         end = asyncio.ensure_future(old.end())
         await asyncio.sleep(1)
         assert not call.done()
         assert not end.done()
+        assert new.instances.outdone(), "while it is asked the slices are its own"
         assert not (await to_new.unprepare(1)).error
         answer = await call
         assert answer.error == ""
         assert [one.device_name for one in answer.devices] == ["gpu-0"]
         await end
+        assert not new.instances.outdone()
         assert not old.paths.registration.exists()
         assert not old.paths.service.exists()
         assert entries(root) == {uid(2)}

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from harness.api import ApiError as Refused
 from harness.controlplane import ControlPlane
 from railmate.kube.client import KubeClient
 from railmate.kube.errors import ApiError
+from railmate.node.instances import Instances
 from railmate.node.reports import Reports
 from railmate.publish import controller as controller_module
 from railmate.publish.controller import SliceController
@@ -57,12 +59,13 @@ def counting(cluster: Cluster, node: str) -> Counting:
 
 @contextmanager
 def running(
-    kube: KubeClient, node: str, offer: Offer, outdone: Callable[[], bool] = lambda: False
+    kube: KubeClient, node: str, offer: Offer, instance: Instances | None = None
 ) -> Iterator[SliceController]:
-    published = threading.Event()
+    """It has published, but where that is another instance's to do."""
+    published, outdone = threading.Event(), instance.outdone if instance else lambda: False
     controller = SliceController(kube, DRIVER, node, offer, published.set, outdone=outdone)
     threading.Thread(target=controller.run, daemon=True).start()
-    assert published.wait(PATIENCE)
+    assert outdone() or published.wait(PATIENCE)
     try:
         yield controller
     finally:
@@ -231,31 +234,37 @@ def test_another_offer_replaces_the_slices(cluster: Cluster, offers: Offers) -> 
     assert counts[0] < counts[1]
 
 
-def test_the_elder_of_two_instances_leaves_the_slices_to_the_younger_until_that_is_no_more(
-    cluster: Cluster, offers: Offers, monkeypatch: pytest.MonkeyPatch
+def test_of_two_instances_the_one_that_registered_last_keeps_the_slices_until_it_is_no_more(
+    cluster: Cluster, offers: Offers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An update changes what is offered, and then its instance dies. Beside it the other would fight for the slices."""
+    """An update changes what is offered, and then its instance dies. They do not fight for the slices meanwhile."""
     monkeypatch.setattr(controller_module, "_WATCH_OUTDONE", 1)
     node = cluster.node("publish-two")
-    kube, younger = counting(cluster, node), threading.Event()
+    elder, younger = Instances(tmp_path), Instances(tmp_path)
+    of_elder, of_younger = counting(cluster, node), counting(cluster, node)
 
     def offered() -> list[str]:
         return [device["name"] for item in cluster.slices(node) for device in item["spec"].get("devices", [])]
 
-    with running(kube, node, offers("dgx-a100", 1), outdone=younger.is_set):
-        of_the_elder = offered()
-        with running(cluster.driver_client(node), node, offers("dgx-a100", 0)):
-            younger.set()
-            wait_until(lambda: offered() != of_the_elder, "the younger's slices are there")
-            wait_until(
-                lambda: offered() == offered() != of_the_elder and one_pool(cluster.slices(node)), "whole"
-            )
-            of_the_younger, written = offered(), kube.writes
+    elder.registered()
+    with running(of_elder, node, offers("dgx-a100", 1), elder):
+        first, written = offered(), of_elder.writes
+        other = offers("dgx-a100", 0)
+        with running(of_younger, node, other, younger) as controller:
+            controller.sync()
+            assert of_younger.writes == 0, "the kubelet asks the elder"
+            younger.registered()
+            controller.update(other)
+            second = offered()
+            assert second != first
+            assert_one_pool(cluster, node)
+            of_younger.writes = 0
             cluster.plane.request("DELETE", f"{SLICES}?fieldSelector=spec.nodeName%3D{node}")
-            wait_until(lambda: offered() == of_the_younger, "the younger has put them back")
-            assert kube.writes == written
-        younger.clear()
-        wait_until(lambda: offered() == of_the_elder, "the elder has them back")
+            wait_until(lambda: offered() == second, "the younger has put them back")
+            assert of_younger.writes == len(cluster.slices(node)), "it had to do so once"
+            assert of_elder.writes == written
+        younger.leave()
+        wait_until(lambda: offered() == first, "the elder has them back")
         assert_one_pool(cluster, node)
 
 

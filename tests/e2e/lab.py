@@ -6,6 +6,7 @@ import json
 import re
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -20,6 +21,8 @@ from harness.shell import HarnessError
 
 PLUGIN_DIR = "/var/lib/kubelet/plugins/railmate.dev"
 NRI_SOCKET = "/var/run/nri/nri.sock"
+#: Seconds after which a pod that became ready is told with its events.
+SLOW = 25.0
 
 T = TypeVar("T")
 
@@ -146,12 +149,16 @@ class Workspace:
         self.kubectl("apply", "-f", str(EXAMPLES / name / "manifest.yaml"))
 
     def wait_ready(self, pod: str, seconds: int = 60) -> dict[str, Any]:
+        """What takes long is told in the run's summary: it may be a wait that a user would have, too."""
+        start = time.monotonic()
         try:
             self.kubectl(
                 "wait", "--for=condition=Ready", f"pod/{pod}", f"--timeout={seconds}s", timeout=seconds + 10
             )
         except HarnessError as error:
             raise AssertionError(f"{error}\n{self.describe(pod)}") from error
+        if (took := time.monotonic() - start) > SLOW:
+            warnings.warn(f"pod {pod} was ready after {took:.0f} s:\n{self.describe(pod)}", stacklevel=2)
         return self.get("pod", pod)
 
     def delete_pod(self, pod: str) -> None:

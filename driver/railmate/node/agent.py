@@ -153,7 +153,7 @@ class Agent:
             settings.without_counters,
             self._instances.outdone,
         )
-        self._offers = Newest(self._controller.update)
+        self._offers = Newest(self._controller.update, last=view.offer)
         self._watch = MachineWatch(
             settings,
             view,
@@ -232,9 +232,8 @@ class Agent:
     async def _end(self, runtime: asyncio.Task[None]) -> None:
         log.info("ending; slices, prepared claims and attached devices stay as they are")
         self._ending.begin()
-        # from now on the slices are another instance's
+        # from now on the slices are the successor's
         self._controller.stop()
-        self._instances.leave()
         self._offers.stop()
         # A prepare that is refused is asked again only after 60 to 90 s. What it waits for is noticed here too.
         if not await self._kubelet.answered(self._settings.grace_period - _ENDING):
@@ -246,6 +245,7 @@ class Agent:
         self._state.stop()
         await self._kubelet.answered(_TELLING)
         await self._kubelet.stop(_GRACE)
+        self._instances.leave()
         runtime.cancel()
         await asyncio.wait({runtime})
         self._events.close()
@@ -364,7 +364,10 @@ class Agent:
 
     def _on_published(self) -> None:
         self._published = True
-        self._instances.enter()  # not before: slices that it cannot write are the elder's to keep
+        self._instances.kept()
 
     def _on_registered(self, registered: bool) -> None:
         self._registered = registered
+        if registered:
+            self._instances.registered()
+            self._offers.repeat()  # the slices may have been left to another until now

@@ -1,78 +1,132 @@
-"""Of several instances on a node, the slices are the youngest's.
+"""Of several instances on a node, the one that the kubelet asks keeps the slices: the one that it registered last.
 
 While a rolling update lasts two instances run, and where the update changes what is offered each would write the
-other's slices back; pods would be given devices that the instance which answers for them does not know.
+other's slices back; pods would be given devices that the instance which is asked for them does not know. Beside an
+instance of a release without this that still happens.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
+import logging
 import os
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 _STARTING = "starting-"
+#: Seconds after which such a file was left by an instance that was killed while it made it.
+_STARTED = 60.0
+#: Seconds without a word after which an instance keeps the slices no more, though it lives. The controller looks at
+#: them every four minutes at least.
+_SILENT = 900.0
 
 
 class Instances:
-    """A file for each instance in the plugin's directory, which all on the node share: named after the time of its
-    start, and locked, which the kernel ends whatever ends the instance."""
+    """A file for each registered instance in the plugin's directory, which all on the node share: named after the time
+    of its registration and locked, which the kernel ends whatever ends the instance. Methods may be called by any
+    thread."""
 
     def __init__(self, plugin_dir: Path) -> None:
         self._directory = plugin_dir / "instances"
-        # since boot: a clock that is set does not make the younger the elder
-        self._stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self._held: int | None = None
+        self._lock = threading.Lock()
+        self._stamp = 0  # nanoseconds since boot, which setting the clock does not change; 0: not registered
+        self._held: tuple[int, Path] | None = None
         self._left = False
 
-    def enter(self) -> None:
-        """This instance publishes from now on. Where the file cannot be made the elder is not told."""
-        if self._held is not None or self._left:
-            return
-        starting = self._directory / f"{_STARTING}{self._stamp}-{os.getpid()}"
-        with contextlib.suppress(OSError):
-            self._directory.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(starting, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._held = descriptor
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # under its name only when it is locked: what is not is taken for left behind
-            starting.rename(self._directory / f"{self._stamp}-{os.getpid()}")
+    def registered(self) -> None:
+        """The kubelet asks this instance from now on."""
+        with self._lock:
+            if self._left:
+                return
+            self._drop()
+            self._stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                self._held = self._make()
+            except OSError as error:
+                log.warning(
+                    "%s: %s. Another instance on this node, if one runs, is not told that this one is asked now, and "
+                    "may write its own devices into the ResourceSlices.",
+                    self._directory, error.strerror,
+                )  # fmt: skip
         self.outdone()  # which removes what others left
 
+    def kept(self) -> None:
+        """This instance has seen to the slices."""
+        with self._lock, suppress(OSError):
+            if self._held is not None:
+                os.utime(self._held[0])
+
     def leave(self) -> None:
-        """This instance publishes no more. The file is removed by who looks next."""
-        self._left = True
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
+        """The kubelet asks this instance no more."""
+        with self._lock:
+            self._left = True
+            self._drop()
 
     def outdone(self) -> bool:
-        """Whether a younger instance publishes. Files of instances that are no more are removed."""
+        """Whether the slices are another's to keep. Files of instances that are no more are removed."""
+        with self._lock:
+            living = [stamp for stamp, file in self._others() if _lives(file)]
+            return any(stamp > self._stamp for stamp in living)
+
+    def _others(self) -> Iterator[tuple[int, Path]]:
         try:
             found = list(self._directory.iterdir())
         except OSError:
-            return False
-        living = [file for file in found if not file.name.startswith(_STARTING) and self._lives(file)]
-        return any(self._younger(file) for file in living)
+            return
+        for file in found:
+            stamp = file.name.partition("-")[0]
+            if stamp.isdigit() and (self._held is None or file != self._held[1]):
+                yield int(stamp), file
 
-    def _younger(self, file: Path) -> bool:
-        stamp = file.name.partition("-")[0]
-        return stamp.isdigit() and int(stamp) > self._stamp
-
-    @staticmethod
-    def _lives(file: Path) -> bool:
+    def _make(self) -> tuple[int, Path]:
+        for left in self._directory.glob(f"{_STARTING}*"):
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > _STARTED:
+                    left.unlink()
+        name = f"{self._stamp}-{os.getpid()}"
+        starting, file = self._directory / f"{_STARTING}{name}", self._directory / name
+        descriptor = os.open(starting, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            starting.rename(file)  # not before: what is not locked is taken for left behind
         except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            file.unlink()
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        finally:
             os.close(descriptor)
+            starting.unlink(missing_ok=True)
+            raise
+        return descriptor, file
+
+    def _drop(self) -> None:
+        if self._held is not None:
+            descriptor, file = self._held
+            self._held = None
+            with suppress(OSError):
+                file.unlink()
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child may have the descriptor, too
+            os.close(descriptor)
+
+
+def _lives(file: Path) -> bool:
+    """Whether the file's instance lives and keeps the slices; where that cannot be told, yes."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
         return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return time.time() - os.fstat(descriptor).st_mtime < _SILENT
+    else:
+        with suppress(OSError):
+            file.unlink()
+        return False
+    finally:
+        os.close(descriptor)

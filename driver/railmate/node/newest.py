@@ -16,10 +16,11 @@ _AGAIN = 5.0
 
 
 class Newest(Generic[T]):
-    """``take`` may block for long. What came meanwhile is left out but for the last. ``run`` blocks until ``stop``."""
+    """``take`` may block for long. What came meanwhile is left out but for the last. ``run`` blocks until ``stop``.
+    ``last``: what was handed on already, if anything."""
 
-    def __init__(self, take: Callable[[T], None], again: float = _AGAIN) -> None:
-        self._take, self._again = take, again
+    def __init__(self, take: Callable[[T], None], again: float = _AGAIN, last: T | None = None) -> None:
+        self._take, self._again, self._last = take, again, last
         self._lock = threading.Lock()
         self._waiting: list[T] = []
         self._news = threading.Event()
@@ -28,6 +29,14 @@ class Newest(Generic[T]):
     def put(self, one: T) -> None:
         with self._lock:
             self._waiting.append(one)
+            self._last = one
+        self._news.set()
+
+    def repeat(self) -> None:
+        """Hand on the last one once more."""
+        with self._lock:
+            if not self._waiting and self._last is not None:
+                self._waiting.append(self._last)
         self._news.set()
 
     def stop(self) -> None:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds between looks even if no event came: a watch can be lost without a word.
 _WATCH_SECONDS = 240
-#: The same while a younger instance writes other slices: nobody tells when that ends.
+#: The same while the slices are another instance's: nobody tells when that ends.
 _WATCH_OUTDONE = 10
 #: Seconds between two looks that follow each other faster than _QUIET, doubled each time; at most the second where
 #: nothing had to be put right: the driver's own writes are heard, too.
@@ -62,8 +62,8 @@ class SliceController:
     ) -> None:
         """``on_refused`` is told, in a sentence for people, when the server calls our slices invalid, ``on_lost``
         when it keeps less than it was sent because a feature gate is off. ``preference`` says what is then
-        published of hardware with several names. ``taints``: see ``set_taints``. ``outdone``: whether the slices are a
-        younger instance's to write."""
+        published of hardware with several names. ``taints``: see ``set_taints``. ``outdone``: whether the slices are
+        another instance's to keep."""
         self._kube, self._driver, self._node, self._offer = kube, driver, node, offer
         self._on_published = on_published or (lambda: None)
         self._on_refused, self._on_lost, self._preference = on_refused, on_lost, preference
@@ -93,8 +93,8 @@ class SliceController:
                 )
             except Exception:  # whatever it is, slices that the kubelet wiped must come back
                 log.exception("ResourceSlices of node %s: trying again in %.1f s", self._node, pause)
-            # The first change after a quiet while is answered at once. Changes that keep coming are not: two
-            # instances of different versions (rolling update), or a proxy that cuts every watch, go on for ever.
+            # The first change after a quiet while is answered at once. Changes that keep coming are not: somebody
+            # who writes the slices, too, or a proxy that cuts every watch, goes on for ever.
             if time.monotonic() - started > _QUIET:
                 pause = _PAUSE_FIRST
             else:
@@ -155,8 +155,8 @@ class SliceController:
             if plan.generation is None:
                 self._yields = False
                 break
-            if self._left_to_the_younger():
-                break
+            if self._left_to_another():
+                return version
             if plan.create and not asked:
                 # A Node that was deleted and made again has another UID, and takes the slices along that name the old
                 # one, one by one: what is restored must not go the same way.
@@ -170,10 +170,10 @@ class SliceController:
         self._on_published()
         return version
 
-    def _left_to_the_younger(self) -> bool:
+    def _left_to_another(self) -> bool:
         yields, self._yields = self._yields, self._outdone()
         if self._yields and not yields:
-            log.info("ResourceSlices of node %s: left as a younger instance has written them", self._node)
+            log.info("ResourceSlices of node %s: left to another instance of the driver", self._node)
         return self._yields
 
     def _ask_for_node(self) -> bool:
@@ -209,6 +209,8 @@ class SliceController:
         for name in plan.delete:
             self._kube.delete_slice(by_name[name])
         for body in sorted(desired, key=lambda item: item["metadata"]["name"] == plan.last):
+            if self._stopping.is_set():
+                return True
             name = body["metadata"]["name"]
             if name in plan.update:
                 body["metadata"]["resourceVersion"] = by_name[name]["metadata"]["resourceVersion"]

@@ -74,3 +74,15 @@ def test_what_is_newer_is_taken_in_place_of_what_failed() -> None:
         assert failed.wait(PATIENCE)
         newest.put(2)
         assert taken.get(timeout=PATIENCE) == 2
+
+
+def test_the_last_is_handed_on_once_more_and_never_in_place_of_a_newer() -> None:
+    taken: Queue[int] = Queue()
+    newest = Newest(taken.put, last=1)
+    newest.repeat()
+    with running(newest):
+        assert taken.get(timeout=PATIENCE) == 1
+        newest.put(2)
+        newest.repeat()
+        assert taken.get(timeout=PATIENCE) == 2
+    Newest(taken.put).repeat()  # nothing to hand on

@@ -1,4 +1,4 @@
-"""Two instances of a rolling update that offer different devices: the younger writes, the elder looks on."""
+"""Two instances of a rolling update that offer different devices: one writes, the other looks on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from test_controller import FakeApi, api, consistent, controller, offer
 __all__ = ["api"]  # a fixture
 
 
-class Younger:
-    publishes = False
+class Other:
+    keeps = False
 
 
 def names(fake: FakeApi) -> list[str]:
@@ -19,48 +19,62 @@ def names(fake: FakeApi) -> list[str]:
 
 
 @pytest.fixture
-def younger() -> Younger:
-    return Younger()
+def other() -> Other:
+    return Other()
 
 
 @pytest.fixture
-def elder(api: FakeApi, younger: Younger) -> Any:
-    published: list[bool] = []
-    one = controller(
-        api, offer(2), on_published=lambda: published.append(True), outdone=lambda: younger.publishes
+def published() -> list[bool]:
+    return []
+
+
+@pytest.fixture
+def one(api: FakeApi, other: Other, published: list[bool]) -> Any:
+    found = controller(
+        api, offer(2), on_published=lambda: published.append(True), outdone=lambda: other.keeps
     )
-    one.sync()
+    found.sync()
     assert names(api) == ["gpu-0", "gpu-1"]
-    return one
+    return found
 
 
-def test_the_elder_leaves_slices_that_a_younger_has_written(
-    api: FakeApi, younger: Younger, elder: Any
+def test_slices_that_are_anothers_are_left_as_they_are(
+    api: FakeApi, other: Other, one: Any, published: list[bool]
 ) -> None:
     controller(api, offer(3)).sync()
-    younger.publishes = True
+    other.keeps = True
     api.writes.clear()
-    elder.sync()
-    elder.update(offer(1))
-    elder.set_taints({"gpu-0": "lost"})
+    published.clear()
+    one.sync()
+    one.update(offer(1))
+    one.set_taints({"gpu-0": "lost"})
     assert api.writes == []
     assert names(api) == ["gpu-0", "gpu-1", "gpu-2"]
+    assert published == [], "what it offers is not published"
 
 
-def test_the_elder_writes_until_a_younger_publishes(api: FakeApi, younger: Younger, elder: Any) -> None:
-    """One that cannot publish must not leave the node without slices."""
-    api.wipe()
-    elder.sync()
-    assert names(api) == ["gpu-0", "gpu-1"]
-
-
-def test_the_elder_writes_again_when_the_younger_is_no_more(
-    api: FakeApi, younger: Younger, elder: Any
-) -> None:
+def test_slices_are_written_again_when_the_other_is_no_more(api: FakeApi, other: Other, one: Any) -> None:
     controller(api, offer(3)).sync()
-    younger.publishes = True
-    elder.sync()
-    younger.publishes = False
-    elder.sync()
+    other.keeps = True
+    one.sync()
+    other.keeps = False
+    one.sync()
     assert names(api) == ["gpu-0", "gpu-1"]
     consistent(api)
+
+
+def test_slices_that_are_as_it_wants_them_are_published_whoever_keeps_them(
+    api: FakeApi, other: Other, one: Any, published: list[bool]
+) -> None:
+    """As in an update that changes nothing of them."""
+    other.keeps = True
+    published.clear()
+    one.sync()
+    assert published == [True]
+
+
+def test_who_is_told_to_end_while_it_writes_writes_no_further(api: FakeApi) -> None:
+    one = controller(api, offer(200))
+    api.after_write = one.stop
+    one.sync()
+    assert len(api.writes) == 1
