@@ -32,7 +32,7 @@ _KINDS = (
     ("write", _WRITES, "*", "*"),
     ("read", ["get", "list", "watch"], "*", "*"),
 )
-#: Seconds of peace in which nothing may be written; the longer time has a round of repairs (60 s) in it for sure.
+#: Seconds of peace in which nothing may be written; the longer time has two rounds of repairs (60 s) in it.
 IDLE, LONG_IDLE = 12.0, 140.0
 
 
