@@ -258,10 +258,8 @@ def test_of_two_instances_the_one_that_registered_last_keeps_the_slices_until_it
             second = offered()
             assert second != first
             assert_one_pool(cluster, node)
-            of_younger.writes = 0
             cluster.plane.request("DELETE", f"{SLICES}?fieldSelector=spec.nodeName%3D{node}")
             wait_until(lambda: offered() == second, "the younger has put them back")
-            assert of_younger.writes == len(cluster.slices(node)), "it had to do so once"
             assert of_elder.writes == written
         younger.leave()
         wait_until(lambda: offered() == first, "the elder has them back")

@@ -147,7 +147,7 @@ class Agent:
             settings.node_name,
             view.offer,
             self._on_published,
-            lambda message: self._reports.node_event("ResourceSlicesRefused", message),
+            self._on_refused,
             self._monitor.taints,
             lambda message: self._reports.node_event("FeatureGateOff", message),
             settings.without_counters,
@@ -232,12 +232,11 @@ class Agent:
     async def _end(self, runtime: asyncio.Task[None]) -> None:
         log.info("ending; slices, prepared claims and attached devices stay as they are")
         self._ending.begin()
-        # from now on the slices are the successor's
-        self._controller.stop()
-        self._offers.stop()
         # A prepare that is refused is asked again only after 60 to 90 s. What it waits for is noticed here too.
         if not await self._kubelet.answered(self._settings.grace_period - _ENDING):
             log.warning("calls of the kubelet are still waiting, and there is no time left for them")
+        self._controller.stop()
+        self._offers.stop()
         self._stopping.set()
         self._look_soon.set()
         self._watch.stop()
@@ -258,7 +257,7 @@ class Agent:
     async def _missing(self) -> list[str]:
         """What a node still lacks before pods with claims may come."""
         missing = []
-        if not self._published:
+        if not self._published and not (self._registered and self._controller.left_to_another):
             missing.append("the ResourceSlices are not published")
         if not self._registered:
             missing.append("the kubelet has not registered the driver")
@@ -298,6 +297,8 @@ class Agent:
                 attempt(self._gate.look)
                 self._memlock.look()
                 self._rdma_cgroup.look()
+                if self._controller.left_to_another:
+                    self._offers.repeat()  # nobody tells when that has ended
                 due = time.monotonic() + _RECONCILE_EVERY
             # nobody tells when a netdev comes home after its namespace's end, or when a force-deleted pod has ended
             pause = self._reconciler.await_ends()
@@ -371,3 +372,9 @@ class Agent:
         if registered:
             self._instances.registered()
             self._offers.repeat()  # the slices may have been left to another until now
+        else:
+            self._instances.withdraw()
+
+    def _on_refused(self, message: str) -> None:
+        self._instances.withdraw()
+        self._reports.node_event("ResourceSlicesRefused", message)

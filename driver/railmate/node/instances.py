@@ -2,7 +2,8 @@
 
 While a rolling update lasts two instances run, and where the update changes what is offered each would write the
 other's slices back; pods would be given devices that the instance which is asked for them does not know. Beside an
-instance of a release without this that still happens.
+instance of a release without this that still happens. Where a kubelet that starts finds both it tells them in any order
+which one it asks.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ log = logging.getLogger(__name__)
 _STARTING = "starting-"
 #: Seconds after which such a file was left by an instance that was killed while it made it.
 _STARTED = 60.0
-#: Seconds without a word after which an instance keeps the slices no more, though it lives. The controller looks at
-#: them every four minutes at least.
+#: Seconds after which an instance that has not seen to the slices any more keeps them no longer, though it lives: it
+#: hangs, or cannot reach the API server. The controller looks every four minutes at least.
 _SILENT = 900.0
 
 
@@ -43,10 +44,8 @@ class Instances:
         with self._lock:
             if self._left:
                 return
-            self._drop()
-            self._stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            former, self._stamp = self._held, time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             try:
-                self._directory.mkdir(parents=True, exist_ok=True)
                 self._held = self._make()
             except OSError as error:
                 log.warning(
@@ -54,19 +53,29 @@ class Instances:
                     "may write its own devices into the ResourceSlices.",
                     self._directory, error.strerror,
                 )  # fmt: skip
+            else:
+                _end(former)
         self.outdone()  # which removes what others left
 
     def kept(self) -> None:
         """This instance has seen to the slices."""
         with self._lock, suppress(OSError):
-            if self._held is not None:
+            if self._stamp and self._held is None:
+                self._held = self._make()
+            elif self._held:
                 os.utime(self._held[0])
 
-    def leave(self) -> None:
-        """The kubelet asks this instance no more."""
+    def withdraw(self) -> None:
+        """The kubelet, or the API server with the slices, has refused this instance: until it is registered the next
+        time they are another's, if there is one."""
         with self._lock:
-            self._left = True
-            self._drop()
+            held, self._held, self._stamp = self._held, None, 0
+            _end(held)
+
+    def leave(self) -> None:
+        """The kubelet asks this instance no more, and never will."""
+        self._left = True
+        self.withdraw()
 
     def outdone(self) -> bool:
         """Whether the slices are another's to keep. Files of instances that are no more are removed."""
@@ -81,10 +90,11 @@ class Instances:
             return
         for file in found:
             stamp = file.name.partition("-")[0]
-            if stamp.isdigit() and (self._held is None or file != self._held[1]):
+            if stamp.isdecimal() and (self._held is None or file != self._held[1]):
                 yield int(stamp), file
 
     def _make(self) -> tuple[int, Path]:
+        self._directory.mkdir(parents=True, exist_ok=True)
         for left in self._directory.glob(f"{_STARTING}*"):
             with suppress(OSError):
                 if time.time() - left.stat().st_mtime > _STARTED:
@@ -101,15 +111,15 @@ class Instances:
             raise
         return descriptor, file
 
-    def _drop(self) -> None:
-        if self._held is not None:
-            descriptor, file = self._held
-            self._held = None
-            with suppress(OSError):
-                file.unlink()
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child may have the descriptor, too
-            os.close(descriptor)
+
+def _end(held: tuple[int, Path] | None) -> None:
+    if held is not None:
+        descriptor, file = held
+        with suppress(OSError):
+            file.unlink()
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child may have the descriptor, too
+        os.close(descriptor)
 
 
 def _lives(file: Path) -> bool:

@@ -45,7 +45,8 @@ _TAINTS_LOST = (
 
 
 class SliceController:
-    """Blocking; run it in a daemon thread. After ``stop`` it writes nothing more."""
+    """Blocking; run it in a daemon thread. After ``stop`` it writes nothing more but what it is writing.
+    ``left_to_another``: the slices are not as offered, and another instance's to write."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class SliceController:
         self._kube, self._driver, self._node, self._offer = kube, driver, node, offer
         self._on_published = on_published or (lambda: None)
         self._on_refused, self._on_lost, self._preference = on_refused, on_lost, preference
-        self._outdone, self._yields = outdone, False
+        self._outdone, self.left_to_another = outdone, False
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._node_uid: str | None = None
@@ -105,8 +106,9 @@ class SliceController:
         self._stopping.set()
 
     def update(self, offer: Offer) -> None:
-        """Publish another offer from now on. Returns when it is in the API, after ``stop``, or when the API server
-        refuses it as invalid: no other try helps then, but the next offer may."""
+        """Publish another offer from now on. Returns when it is in the API, after ``stop``, when the slices are left to
+        another instance, or when the API server refuses it as invalid: no other try helps then, but the next offer
+        may."""
         with self._lock:
             self._offer = offer
         self._publish()
@@ -153,9 +155,9 @@ class SliceController:
         while True:
             plan = plan_writes(existing, self._desired(1, existing), self._answers)
             if plan.generation is None:
-                self._yields = False
+                self.left_to_another = False
                 break
-            if self._left_to_another():
+            if self._leaves():
                 return version
             if plan.create and not asked:
                 # A Node that was deleted and made again has another UID, and takes the slices along that name the old
@@ -170,11 +172,11 @@ class SliceController:
         self._on_published()
         return version
 
-    def _left_to_another(self) -> bool:
-        yields, self._yields = self._yields, self._outdone()
-        if self._yields and not yields:
+    def _leaves(self) -> bool:
+        before, self.left_to_another = self.left_to_another, self._outdone()
+        if self.left_to_another and not before:
             log.info("ResourceSlices of node %s: left to another instance of the driver", self._node)
-        return self._yields
+        return self.left_to_another
 
     def _ask_for_node(self) -> bool:
         """Whether the Node's UID is another than was known."""
@@ -209,8 +211,6 @@ class SliceController:
         for name in plan.delete:
             self._kube.delete_slice(by_name[name])
         for body in sorted(desired, key=lambda item: item["metadata"]["name"] == plan.last):
-            if self._stopping.is_set():
-                return True
             name = body["metadata"]["name"]
             if name in plan.update:
                 body["metadata"]["resourceVersion"] = by_name[name]["metadata"]["resourceVersion"]
@@ -287,7 +287,7 @@ class SliceController:
     def _wait_for_change(self, version: str) -> bool:
         """Return when somebody touched one of the slices, whether that was told, or after a while; the next sync looks
         closer."""
-        seconds = _WATCH_OUTDONE if self._yields else _WATCH_SECONDS
+        seconds = _WATCH_OUTDONE if self.left_to_another else _WATCH_SECONDS
         for event in self._kube.watch_slices(self._driver, self._node, version, seconds):
             if self._stopping.is_set() or event["type"] != "BOOKMARK":
                 return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import signal
 import time
@@ -100,19 +102,51 @@ def test_one_that_ends_leaves_the_slices_to_the_other_before_its_process_ends(tm
         os.waitpid(child, 0)
 
 
-def test_one_that_does_not_see_to_the_slices_any_more_keeps_them_no_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that hangs, or whose slices the API server refuses, holds its lock and answers nobody."""
-    monkeypatch.setattr(module, "_SILENT", 0.2)
+def test_one_that_does_not_see_to_the_slices_any_more_keeps_them_no_longer(tmp_path: Path) -> None:
+    """A process that hangs holds its lock and answers nobody."""
     elder, younger = Instances(tmp_path), Instances(tmp_path)
     elder.registered()
     younger.registered()
     assert elder.outdone()
-    time.sleep(0.25)
+    long_ago = time.time() - module._SILENT - 1
+    for name in files(tmp_path):
+        os.utime(tmp_path / "instances" / name, (long_ago, long_ago))
     assert not elder.outdone()
     younger.kept()
     assert elder.outdone()
+
+
+def test_one_that_is_refused_leaves_the_slices_to_the_other_until_it_is_registered_again(
+    tmp_path: Path,
+) -> None:
+    elder, younger = Instances(tmp_path), Instances(tmp_path)
+    elder.registered()
+    younger.registered()
+    younger.withdraw()
+    younger.kept()  # that alone does not change it
+    assert not elder.outdone()
+    assert younger.outdone()
+    younger.registered()
+    assert elder.outdone()
+
+
+def test_while_it_is_registered_again_nobody_takes_it_for_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk may be full just then."""
+    elder, younger = Instances(tmp_path), Instances(tmp_path)
+    elder.registered()
+    younger.registered()
+
+    def full(self: Path, target: Path) -> Path:
+        assert elder.outdone(), "its former file stays until there is the new one"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", full)
+    younger.registered()
+    assert "No space left on device" in caplog.text
+    assert elder.outdone()
+    assert len(files(tmp_path)) == 2
 
 
 def test_what_instances_left_is_removed_when_another_registers(
@@ -153,23 +187,61 @@ def test_where_no_file_can_be_made_that_is_told_and_the_instance_goes_on(
     one.leave()
 
 
-def test_a_file_that_can_be_made_at_the_next_registration_is(tmp_path: Path) -> None:
+def test_a_file_that_could_not_be_made_is_made_when_the_slices_are_seen_to(tmp_path: Path) -> None:
     elder, younger = Instances(tmp_path), Instances(tmp_path)
     (tmp_path / "instances").write_text("in the way")
     younger.registered()
     (tmp_path / "instances").unlink()
-    elder.registered()
-    younger.registered()
+    younger.kept()
     assert elder.outdone()
 
 
-def test_the_agent_offers_its_devices_again_when_the_kubelet_has_registered_it(tmp_path: Path) -> None:
-    agent: Any = Agent.__new__(Agent)
-    agent._instances = Instances(tmp_path)
-    said: list[str] = []
-    agent._offers = SimpleNamespace(repeat=lambda: said.append("again"))
-    agent._on_registered(False)
-    assert said == []
+@pytest.fixture
+def agent(tmp_path: Path) -> Any:
+    """As much of one as has to do with this."""
+    found: Any = Agent.__new__(Agent)
+    found._instances = Instances(tmp_path)
+    found._offers = SimpleNamespace(repeat=lambda: found.repeated.append(True))
+    found._controller = SimpleNamespace(left_to_another=False)
+    found._nri = SimpleNamespace(connected=True)
+    found._reports = SimpleNamespace(node_event=lambda reason, message: None)
+    found._registered = found._published = False
+    found.repeated = []
+    return found
+
+
+def test_the_agent_offers_its_devices_again_when_the_kubelet_has_registered_it(
+    agent: Any, tmp_path: Path
+) -> None:
+    other = Instances(tmp_path)
     agent._on_registered(True)
-    assert said == ["again"]
-    assert Instances(tmp_path).outdone()
+    assert agent.repeated == [True]
+    assert other.outdone()
+    agent._on_registered(False)
+    assert agent.repeated == [True]
+    assert not other.outdone()
+
+
+def test_the_agent_tells_that_it_sees_to_the_slices_and_that_they_were_refused(
+    agent: Any, tmp_path: Path
+) -> None:
+    other = Instances(tmp_path)
+    agent._on_registered(True)
+    (name,) = files(tmp_path)
+    os.utime(tmp_path / "instances" / name, (0, 0))
+    assert not other.outdone()
+    agent._on_published()
+    assert other.outdone()
+    agent._on_refused("too many attributes")
+    assert not other.outdone()
+
+
+def test_an_agent_whose_slices_are_anothers_is_ready_once_the_kubelet_has_registered_it(agent: Any) -> None:
+    """After a reboot in the middle of an update the kubelet may have asked the elder last: that one is ended only when
+    this one is ready."""
+    agent._controller.left_to_another = True
+    assert len(asyncio.run(agent._missing())) == 2
+    agent._on_registered(True)
+    assert asyncio.run(agent._missing()) == []
+    agent._controller.left_to_another = False
+    assert asyncio.run(agent._missing()) == ["the ResourceSlices are not published"]

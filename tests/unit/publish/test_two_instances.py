@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from test_controller import FakeApi, api, consistent, controller, offer
+
+from railmate.kube.errors import ApiError
+from railmate.node.instances import Instances
 
 __all__ = ["api"]  # a fixture
 
@@ -51,6 +55,7 @@ def test_slices_that_are_anothers_are_left_as_they_are(
     assert api.writes == []
     assert names(api) == ["gpu-0", "gpu-1", "gpu-2"]
     assert published == [], "what it offers is not published"
+    assert one.left_to_another
 
 
 def test_slices_are_written_again_when_the_other_is_no_more(api: FakeApi, other: Other, one: Any) -> None:
@@ -61,6 +66,7 @@ def test_slices_are_written_again_when_the_other_is_no_more(api: FakeApi, other:
     one.sync()
     assert names(api) == ["gpu-0", "gpu-1"]
     consistent(api)
+    assert not one.left_to_another
 
 
 def test_slices_that_are_as_it_wants_them_are_published_whoever_keeps_them(
@@ -73,8 +79,29 @@ def test_slices_that_are_as_it_wants_them_are_published_whoever_keeps_them(
     assert published == [True]
 
 
-def test_who_is_told_to_end_while_it_writes_writes_no_further(api: FakeApi) -> None:
-    one = controller(api, offer(200))
-    api.after_write = one.stop
-    one.sync()
-    assert len(api.writes) == 1
+def test_slices_that_are_refused_in_the_middle_are_put_right_by_the_other_and_not_broken_again(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    """A release with a fault: the server takes some of the pool's slices and not the rest."""
+    elder, younger = Instances(tmp_path), Instances(tmp_path)
+    elder.registered()
+    good = controller(api, offer(200), outdone=elder.outdone)
+    good.sync()
+    younger.registered()
+    bad = controller(api, offer(300), outdone=younger.outdone, on_refused=lambda message: younger.withdraw())
+
+    def refuse() -> None:
+        api.after_write = lambda: None
+        raise ApiError("a device has too many attributes", 422)
+
+    api.after_write = refuse
+    with pytest.raises(ApiError):
+        bad.sync()
+    assert not elder.outdone()
+    good.sync()
+    consistent(api)
+    assert len(names(api)) == 200
+    api.writes.clear()
+    bad.sync()
+    assert api.writes == []
+    assert bad.left_to_another
