@@ -47,11 +47,12 @@ class Client:
     def raw(self, path: str, accept: str = "application/json") -> bytes:
         """What a GET answers, as it comes."""
         try:
-            return api.fetch(self._server, self._token, "GET", path, accept=accept, seconds=_REQUEST_SECONDS)[
-                1
-            ]
+            _, data = api.fetch(
+                self._server, self._token, "GET", path, accept=accept, seconds=_REQUEST_SECONDS
+            )
         except (OSError, http.client.HTTPException) as error:
             raise HarnessError(f"GET {path}: the API server does not answer: {error}") from error
+        return data
 
 
 class Site:

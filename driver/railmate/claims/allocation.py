@@ -6,7 +6,7 @@ Source of the claim's shape: k8s.io/api resource/v1 (ResourceClaimStatus, Alloca
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from railmate.claims.records import ClaimRef
 from railmate.errors import RailmateError
@@ -25,17 +25,18 @@ class GivenUpError(ClaimError):
         super().__init__(f"{ref}: the kubelet has given up on this call; it asks anew.")
 
 
+class Holder(NamedTuple):
+    """The claim that has what another wants, and `Ledger.mark` of its record as it was looked at."""
+
+    uid: str
+    mark: tuple[int, int] | None
+
+
 class NotYetError(RailmateError):
     """Cannot be done now; will pass by itself, as a rule. ``next_step`` is a sentence for when it does not; ``holder``
-    the UID of the claim that has what is wanted, and `Ledger.mark` of its record as it was looked at."""
+    the claim that is in the way, where one is."""
 
-    def __init__(
-        self,
-        message: str,
-        next_step: str | None = None,
-        *,
-        holder: tuple[str, tuple[int, int] | None] | None = None,
-    ) -> None:
+    def __init__(self, message: str, next_step: str | None = None, *, holder: Holder | None = None) -> None:
         super().__init__(message)
         self.next_step, self.holder = next_step, holder
 

@@ -10,7 +10,7 @@ from typing import Any
 from railmate.attach.errors import UnfitError
 from railmate.attach.netdev import snapshot
 from railmate.claims import leases
-from railmate.claims.allocation import ClaimError, NotYetError, allocated, check_claim, reserved_pods
+from railmate.claims.allocation import ClaimError, Holder, NotYetError, allocated, check_claim, reserved_pods
 from railmate.claims.attachments import Attachments
 from railmate.claims.devicenodes import DeviceNodes
 from railmate.claims.leases import Leases
@@ -160,7 +160,7 @@ class Preparation:
                 raise NotYetError(
                     f"{ref}: {', '.join(both)} is still held by {other.claim} ({other.claim.uid}).",
                     # still under the lock: what is written after this look is to be noticed
-                    holder=(other.claim.uid, self._ledger.mark(other.claim.uid)),
+                    holder=Holder(other.claim.uid, self._ledger.mark(other.claim.uid)),
                 )
 
     def _with_snapshots(

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 
+from railmate.claims.allocation import Holder
 from railmate.claims.ledger import Ledger
 
 #: Seconds between two looks; what is waited for may be the kernel's, or another instance of the driver frees it.
@@ -40,15 +41,13 @@ class Waiting:
             with self._news:
                 self._news.wait(min(POLL, left))
 
-    def pause(
-        self, holder: tuple[str, tuple[int, int] | None] | None, deadline: float, given_up: threading.Event
-    ) -> bool:
+    def pause(self, holder: Holder | None, deadline: float, given_up: threading.Event) -> bool:
         """Wait until it is worth looking again; False when it is not: the deadline (monotonic seconds) has come, this
-        was stopped, or ``given_up`` is set. ``holder``: the UID of the claim that is in the way, where one is, and the
-        mark of its record when that was seen; then the record must have changed since."""
+        was stopped, or ``given_up`` is set. ``holder``: the claim that is in the way, where one is; then its record
+        must have changed since."""
         until = time.monotonic() + (random.uniform(*_LOOK_ANYWAY) if holder else POLL)
         while not self.stopped and not given_up.is_set() and (now := time.monotonic()) < deadline:
-            if now >= until or (holder and self._ledger.mark(holder[0]) != holder[1]):
+            if now >= until or (holder and self._ledger.mark(holder.uid) != holder.mark):
                 return True
             with self._news:
                 news = self._news.wait(min(POLL, until - now, deadline - now))

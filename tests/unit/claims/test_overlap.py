@@ -17,7 +17,7 @@ from claims_world import (
     uid,
 )
 
-from railmate.claims.allocation import ClaimError
+from railmate.claims.allocation import ClaimError, Holder
 from railmate.claims.ledger import Ledger
 from railmate.claims.records import Entry
 from railmate.claims.waiting import Waiting
@@ -159,5 +159,5 @@ def test_a_record_that_has_changed_before_the_wait_begins_is_not_waited_for(worl
     seen = world.ledger.mark(uid(1))
     world.state.attach(sandbox())
     began = time.monotonic()
-    assert Waiting(world.ledger).pause((uid(1), seen), began + 20, threading.Event())
+    assert Waiting(world.ledger).pause(Holder(uid(1), seen), began + 20, threading.Event())
     assert time.monotonic() - began < 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from pathlib import Path
+
+from own_process import in_a_process_of_its_own
 
 from railmate.node.ending import Ending
 
@@ -14,21 +14,6 @@ from railmate.node.ending import Ending
 def waited(ending: Ending, at_most: float) -> tuple[bool, float]:
     began = time.monotonic()
     return asyncio.run(ending.ended(at_most)), time.monotonic() - began
-
-
-def ends_in_a_process_of_its_own(plugin_dir: Path) -> int:
-    """Its number; it ends when it is killed."""
-    ready, written = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        Ending(plugin_dir).begin()
-        os.write(written, b".")
-        signal.pause()
-        os._exit(0)
-    assert os.read(ready, 1) == b"."
-    os.close(ready)
-    os.close(written)
-    return pid
 
 
 def test_where_nobody_ends_nobody_waits(tmp_path: Path) -> None:
@@ -39,28 +24,20 @@ def test_where_nobody_ends_nobody_waits(tmp_path: Path) -> None:
 
 
 def test_it_is_waited_for_until_it_has_ended_in_whatever_way(tmp_path: Path) -> None:
-    pid = ends_in_a_process_of_its_own(tmp_path)
-    try:
+    with in_a_process_of_its_own(Ending(tmp_path).begin):
         done, seconds = waited(Ending(tmp_path), 0.6)
         assert not done
         assert seconds >= 0.6
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
     done, seconds = waited(Ending(tmp_path), 10)
     assert done
     assert seconds < 0.2
 
 
 def test_two_that_end_at_once_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    pid = ends_in_a_process_of_its_own(tmp_path)
-    try:
+    with in_a_process_of_its_own(Ending(tmp_path).begin):
         began = time.monotonic()
         Ending(tmp_path).begin()
         assert time.monotonic() - began < 0.2
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 def test_a_directory_that_cannot_be_written_keeps_nobody_from_ending(tmp_path: Path) -> None:

@@ -5,42 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from own_process import in_a_process_of_its_own
 
 from railmate.node import instances as module
 from railmate.node.agent import Agent
 from railmate.node.instances import Instances
-
-
-@contextmanager
-def in_a_process_of_its_own(instances: Instances) -> Iterator[None]:
-    """It registers, and is killed at the end."""
-    ready, written = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(ready)
-            instances.registered()
-            os.write(written, b".")
-            signal.pause()
-        finally:
-            os._exit(1)
-    os.close(written)
-    try:
-        assert os.read(ready, 1) == b"."
-        yield
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(ready)
 
 
 def files(plugin_dir: Path) -> list[str]:
@@ -51,7 +26,7 @@ def test_an_instance_is_outdone_by_one_that_registers_after_it_until_that_is_kil
     elder, younger = Instances(tmp_path), Instances(tmp_path)
     elder.registered()
     assert not elder.outdone(), "nobody is beside it"
-    with in_a_process_of_its_own(younger):
+    with in_a_process_of_its_own(younger.registered):
         assert elder.outdone()
         assert len(files(tmp_path)) == 2
     assert not elder.outdone()
@@ -60,7 +35,7 @@ def test_an_instance_is_outdone_by_one_that_registers_after_it_until_that_is_kil
 
 def test_it_is_not_outdone_by_one_that_registered_before_it(tmp_path: Path) -> None:
     elder, younger = Instances(tmp_path), Instances(tmp_path)
-    with in_a_process_of_its_own(elder):
+    with in_a_process_of_its_own(elder.registered):
         younger.registered()
         assert not younger.outdone()
         assert len(files(tmp_path)) == 2, "the other's file stays while it lives"
@@ -88,18 +63,11 @@ def test_one_that_ends_leaves_the_slices_to_the_other_before_its_process_ends(tm
     elder.registered()
     younger.registered()
     assert elder.outdone()
-    child = os.fork()  # which has the lock's descriptor, too
-    if child == 0:
-        signal.pause()
-        os._exit(0)
-    try:
+    with in_a_process_of_its_own(lambda: None):  # which has the lock's descriptor, too
         younger.leave()
         younger.registered()  # as a call that was under way does
         assert not elder.outdone()
         assert len(files(tmp_path)) == 1
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
 def test_one_that_does_not_see_to_the_slices_any_more_keeps_them_no_longer(tmp_path: Path) -> None:
@@ -153,7 +121,7 @@ def test_what_instances_left_is_removed_when_another_registers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
-        with in_a_process_of_its_own(Instances(tmp_path)):
+        with in_a_process_of_its_own(Instances(tmp_path).registered):
             pass
     (tmp_path / "instances/starting-1-1").touch()
     first = Instances(tmp_path)
